@@ -1,0 +1,202 @@
+"""`rigplan calibrate`: measure this machine, check a profile against real runs, make real runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+
+from catalog.errors import RigplanError
+
+if TYPE_CHECKING:
+    from calibrate.sweep import Job, Summary
+
+DEFAULT_MINUTES = 10.0
+QUICK_MINUTES = 2.0
+RUNS_SUFFIX = ".runs.jsonl"  # beside the profile: what it was fitted from, and what --resume continues
+FOR_MINUTES = 5.0  # a spec's own calls need one; this is a limit for a slow device
+
+MINIMUM_SECONDS = 0.02  # of device time a call: thousands of calls have to fit into the minutes
+WARM_UP_SECONDS = 0.005
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+Command = Callable[..., Any]
+
+
+class _Told(click.ClickException):
+    """A user's mistake: one line, exit code 2."""
+
+    exit_code = 2
+
+
+def _telling(command: Command) -> Command:
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            return command(*arguments, **options)
+        except RigplanError as error:
+            raise _Told(str(error)) from None
+
+    return run
+
+
+class _Calibrate(click.Group):
+    """Commands of other files are imported when they are called: --help stays light."""
+
+    elsewhere: ClassVar[dict[str, tuple[str, str]]] = {"train": ("calibrate.cases", "main")}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.elsewhere])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.elsewhere:
+            return super().get_command(ctx, cmd_name)
+        module, name = self.elsewhere[cmd_name]
+        found: click.Command = getattr(importlib.import_module(module), name)
+        return found
+
+
+@click.group(cls=_Calibrate)
+def calibrate() -> None:
+    """Measure a GPU once; every later plan for it is priced with what was measured."""
+
+
+@calibrate.command()
+@click.option(
+    "--minutes", type=click.FloatRange(min=0), default=None, help=f"Time for kernels; {DEFAULT_MINUTES:g} if not said."
+)
+@click.option("--quick", is_flag=True, help=f"{QUICK_MINUTES:g} minutes: every kind of operator, coarsely.")
+@click.option("--for", "specs", multiple=True, type=FILE, metavar="SPEC", help="Time the very operators of this spec.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the profile goes.")
+@click.option("--resume", is_flag=True, help="Go on where an earlier run with the same output stopped.")
+@_telling
+def run(minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Path | None, resume: bool) -> None:
+    """Time this machine's GPU and write its profile."""
+    if minutes is not None and quick:
+        raise RigplanError("found --minutes and --quick; wanted one of them")
+    facts = _device_facts()
+    output = output or Path(f"{facts['accelerator']}.json")
+    runs = output.with_name(output.name + RUNS_SUFFIX)
+    if runs.exists() and not resume:
+        if not specs:
+            raise RigplanError(f"{runs} exists: add --resume to go on with it, or name another -o")
+        click.echo(f"adding to {runs}", err=True)
+    from calibrate import fit, sweep
+
+    sweep.append(runs, {"header": facts | {"method_version": fit.METHOD_VERSION}})
+    for warning in facts.get("warnings", ()):
+        click.echo(f"warning: {warning}", err=True)
+    if not specs:
+        _host(runs)
+    limit = minutes if minutes is not None else QUICK_MINUTES if quick else FOR_MINUTES if specs else DEFAULT_MINUTES
+    jobs = sweep.jobs_of(_traced(specs)) if specs else sweep.all_jobs()
+    summary = _timed(jobs, runs, limit)
+    _tell(summary, runs)
+    if summary.measured + summary.known == 0:
+        raise RigplanError(f"nothing could be timed; {runs} says why, call by call")
+    _write_profile(runs, output)
+
+
+def _device_facts() -> dict[str, Any]:
+    """What there is to calibrate; RigplanError when there is no GPU."""
+    from calibrate import device
+
+    return dict(device.header())
+
+
+def _host(runs: Path) -> None:
+    """Add the host's factors, unless an earlier part of the run has them."""
+    from calibrate import host, sweep
+
+    if any("factor" in line for line in sweep.read_lines(runs)):
+        return
+    for factor in host.factors():
+        sweep.append(runs, factor.line())
+
+
+def _traced(specs: Iterable[Path]) -> list[Any]:
+    """The calls of the specs' traces."""
+    from planner import trace
+    from planner.spec import Spec
+
+    calls_of: Any = trace.calls_of  # type: ignore[attr-defined]
+    return [call for path in specs for call in calls_of(Spec.load(path))]
+
+
+def _timed(jobs: list[Job], runs: Path, minutes: float) -> Summary:
+    """Run the jobs with a bar of what is done and what is left of the time."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from calibrate import sweep, timing
+
+    columns = (TextColumn("{task.description:40.40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("kernels", total=len(jobs))
+
+        def report(job: Job, summary: Summary) -> None:
+            done = summary.known + summary.measured + len(summary.skipped)
+            progress.update(task, completed=done, description=job.call.name)
+
+        measure = functools.partial(timing.measure, minimum_seconds=MINIMUM_SECONDS, warm_up_seconds=WARM_UP_SECONDS)
+        return sweep.run(jobs, runs, measure, minutes=minutes, report=report)
+
+
+def _tell(summary: Summary, runs: Path) -> None:
+    known = f", {summary.known} known before" if summary.known else ""
+    left = f", {summary.left} left for another --resume" if summary.left else ""
+    stopped = "interrupted: " if summary.interrupted else ""
+    click.echo(
+        f"{stopped}{summary.measured} calls timed{known}{left}; {len(summary.skipped)} could not be timed ({runs})"
+    )
+    reasons: dict[str, int] = {}
+    for _, reason in summary.skipped:
+        reasons[reason] = reasons.get(reason, 0) + 1
+    for reason, count in sorted(reasons.items(), key=lambda pair: -pair[1])[:8]:
+        click.echo(f"  {count:4d} x {reason[:150]}")
+
+
+def _write_profile(runs: Path, output: Path) -> None:
+    """Fit what was measured. Where only a spec's own calls were, they become exact points of the shipped profile."""
+    from calibrate import fit, sweep
+    from catalog import profile
+
+    lines = sweep.read_lines(runs)
+    found = fit.fit(lines, output.name.partition(".json")[0])
+    shipped = profile.own(found.accelerator)
+    if shipped is not None and not any("factor" in line for line in lines):
+        found = dataclasses.replace(shipped, name=found.name, points={**shipped.points, **found.points})
+    profile.save(found, output)
+    residuals = ", ".join(f"{kind} {value:.1%}" for kind, value in sorted(found.residuals.items()))
+    click.echo(f"{output}: profile of {found.accelerator}, {len(found.points)} exact points")
+    click.echo(f"median error on held-out shapes: {residuals or 'too few shapes'}")
+
+
+@calibrate.command()
+@click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--profile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Price with this profile."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the cases as JSON.")
+@_telling
+def check(runs: Path, profile: Path | None, as_json: bool) -> None:
+    """Compare predictions with the real RUNS (JSON lines of `calibrate train`, or CSV), worst first."""
+    from calibrate import check as checking
+
+    cases, left_out = checking.compared(checking.read(runs), str(profile) if profile else "")
+    if as_json:
+        click.echo(json.dumps([case.as_json() for case in cases]))
+        return
+    for line in checking.report(cases, left_out):
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    calibrate()

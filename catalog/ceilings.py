@@ -1,0 +1,63 @@
+"""What a device really reaches at best: published ceilings, or its class's usual share of the datasheet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from catalog.accelerator import DTYPES, Accelerator
+from catalog.store import DATA, load_yaml
+from catalog.units import parse_bandwidth, parse_flop_rate
+
+NATIVE_BF16 = "bf16"
+_STAND_IN = {"tf32": "fp32", "fp16": "fp32", "bf16": "fp16", "fp8": "bf16", "fp4": "fp8", "int8": "fp16"}
+"""The dtype whose rate a device without the wanted one falls back to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Best sustained rates of one device: FLOP/s by dtype and bytes/s. `source` names who published them."""
+
+    flop_per_s: dict[str, float]
+    memory_bytes_per_s: float
+    source: str
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s in `dtype` (a name of the catalog), falling back to the dtype the hardware would use instead."""
+        while dtype not in self.flop_per_s and dtype in _STAND_IN:
+            dtype = _STAND_IN[dtype]
+        return self.flop_per_s.get(dtype) or next(iter(self.flop_per_s.values()))
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = load_yaml(DATA / "profiles" / "ceilings.yaml")
+    return data
+
+
+def ceiling(accelerator: Accelerator) -> Ceiling:
+    """The device's own published rates first, its class's share of the peak for the others."""
+    data = _data()
+    published = dict(data["devices"].get(accelerator.name, {}))
+    shares = data["shares"].get(accelerator.rate_class, data["shares"]["default"])
+    source = str(data["sources"].get(published.pop("source", ""), "share of the peak usual for the class"))
+    memory = published.pop("memory", None)
+    bytes_per_s = parse_bandwidth(memory) if memory else accelerator.memory_bytes_per_s * float(shares["memory"])
+    rates = {str(dtype): parse_flop_rate(rate) for dtype, rate in published.items()}
+    known = [dtype for dtype in rates if dtype in accelerator.peak_flop_per_s]
+    for dtype in DTYPES:
+        peak = accelerator.peak_flop_per_s.get(dtype)
+        if dtype in rates or peak is None:
+            continue
+        nearest = _STAND_IN.get(dtype)
+        if dtype == "bf16" and "fp16" in known:
+            rates[dtype] = rates["fp16"]
+        elif dtype == "fp16" and NATIVE_BF16 in known:
+            rates[dtype] = rates[NATIVE_BF16]
+        else:
+            rates[dtype] = peak * float(shares.get(dtype, shares.get(nearest, data["shares"]["default"]["fp16"])))
+    if NATIVE_BF16 not in rates and accelerator.vendor == "NVIDIA" and "fp32" in rates:
+        rates[NATIVE_BF16] = rates["fp32"] * float(data["emulated_bf16_of_fp32"]["value"])
+    # A ceiling above the datasheet (clocks above the rated boost) is kept: the physical floor uses the larger.
+    return Ceiling(rates, bytes_per_s, source)

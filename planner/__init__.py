@@ -1,0 +1,33 @@
+"""Will it fit, how long will it take, what will it cost: `estimate`, `plan` and `fits` take a Spec, a dict or a path.
+
+Names are loaded on first use, so that importing the package costs nothing and never pulls in torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from catalog.errors import RigplanError as RigplanError
+    from planner.evaluate import estimate as estimate
+    from planner.search import fits as fits
+    from planner.search import plan as plan
+    from planner.spec import Spec as Spec
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "RigplanError": "catalog.errors",
+    "Spec": "planner.spec",
+    "estimate": "planner.evaluate",
+    "fits": "planner.search",
+    "plan": "planner.search",
+}
+__all__ = ["RigplanError", "Spec", "estimate", "fits", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"planner has no {name}; it offers {', '.join(__all__)}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,197 @@
+"""The measured part of a price: how far a shape stands from the analytic model, interpolated between samples.
+
+A Gaussian process over the logarithm of seconds / model. It goes through what was measured (up to the noise), is smooth
+between, and falls back to the mean of the samples far away, so that an unseen shape cannot go wild.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from catalog.profile import Samples
+from planner.roofline import Numbers, Rates, base_seconds
+
+LARGEST_LOG_FACTOR = float(np.log(12.0))
+"""An interpolated factor never leaves this range: no shape is more than 12 times off a sound model."""
+DEFAULT_TUNING = {"signal": 0.35, "local": 0.05, "noise": 0.02, "mean": 0.6, "length": 3.0, "variant": 0.4}
+LOCAL_DOUBLINGS = 3
+"""The second component of the process reaches 2 to this power times less far: library heuristics for single shapes."""
+RANGE_EXTRA = 0.1
+"""How far beyond the range of what was seen an interpolated logarithm may go, as a share of it."""
+ITEM_WEIGHT = 2.0
+BLOCK_ROWS = 32
+SMALL_BYTES = 2.0**14
+"""Streams below this size are all alike: the launch is what they take."""
+
+
+def features(kind: str, shape: Numbers, work: Numbers) -> Numbers:
+    """Coordinates in which near operators behave alike: logarithms of sizes, and flags."""
+    maker = FEATURES.get(kind, _rows)
+    return maker(shape, work)
+
+
+@dataclass(slots=True, eq=False)
+class Curve:
+    """Samples of one kind and dtype, ready to be asked. In double precision: the weights cancel."""
+
+    samples: Samples
+    centre: Numbers
+    scales: Numbers
+    points: Numbers
+    weights: Numbers
+    tuning: dict[str, float]
+    lowest: float
+    largest: float
+
+    def log_factor(self, variants: NDArray[np.str_], shape: Numbers, work: Numbers) -> Numbers:
+        """log(seconds / model) of each operator, within the range of what was seen."""
+        asked = (coordinates(self.samples, variants, shape, work) - self.centre) / self.scales
+        # In blocks that stay in the processor's cache: a quarter of the time.
+        blocks = [asked[start : start + BLOCK_ROWS] for start in range(0, len(asked), BLOCK_ROWS)]
+        found = np.concatenate([_kernel(block, self.points, self.tuning) @ self.weights for block in blocks or [asked]])
+        result: Numbers = np.clip(found, self.lowest, self.largest)
+        return result
+
+
+def fit(samples: Samples, rates: Rates, below: tuple[Curve, ...] = ()) -> Curve:
+    """A curve through samples of one device, on top of what the curves below it already say."""
+    names = np.asarray(samples.variants)[samples.variant]
+    model = base_seconds(samples.kind, samples.dtype, names, samples.shape, samples.work, rates)
+    residual = np.log(samples.seconds / model)
+    for curve in below:
+        residual = residual - curve.log_factor(names, samples.shape, samples.work)
+    return fit_residual(samples, names, residual)
+
+
+def fit_residual(samples: Samples, names: NDArray[np.str_], residual: Numbers) -> Curve:
+    tuning = {**DEFAULT_TUNING, **{key: value for key, value in samples.tuning.items() if key != "lengths"}}
+    raw = coordinates(samples, names, samples.shape, samples.work)
+    lengths = np.asarray(samples.tuning.get("lengths", ()), dtype=np.float64)
+    count = raw.shape[1] - len(samples.variants)
+    if len(lengths) != count:
+        lengths = np.full(count, tuning["length"])
+    scales = np.concatenate([lengths, np.full(len(samples.variants), 1.0 / max(tuning["variant"], 1e-3))])
+    centre = raw.mean(axis=0)
+    points = (raw - centre) / scales
+    matrix = _kernel(points, points, tuning)
+    matrix[np.diag_indices_from(matrix)] += tuning["noise"] ** 2
+    weights = cho_solve(cho_factor(matrix, lower=True), residual)
+    spread = RANGE_EXTRA * float(residual.max() - residual.min()) + RANGE_EXTRA
+    lowest = max(-LARGEST_LOG_FACTOR, float(residual.min()) - spread)
+    largest = min(LARGEST_LOG_FACTOR, float(residual.max()) + spread)
+    return Curve(samples, centre, scales, points, weights, tuning, lowest, largest)
+
+
+def coordinates(samples: Samples, variants: NDArray[np.str_], shape: Numbers, work: Numbers) -> Numbers:
+    """Features and, for each variant the samples know, a coordinate of its own."""
+    chosen = (variants[:, None] == np.asarray(samples.variants)[None, :]).astype(np.float64)
+    return np.concatenate([features(samples.kind, shape, work), chosen], axis=1)
+
+
+def _kernel(one: Any, two: Any, tuning: dict[str, float]) -> Any:
+    """Matern 5/2, far-reaching and local, over a constant mean. In place: this is where pricing spends its time."""
+    square = one @ two.T
+    square *= -2.0
+    square += (one**2).sum(axis=1)[:, None]
+    square += (two**2).sum(axis=1)
+    np.maximum(square, 0.0, out=square)
+    square *= 5.0
+    distance = np.sqrt(square)
+    square *= 1.0 / 3.0
+    square += distance
+    square += 1.0
+    np.negative(distance, out=distance)
+    np.exp(distance, out=distance)
+    square *= distance
+    square *= tuning["signal"] ** 2
+    for _ in range(LOCAL_DOUBLINGS):
+        distance *= distance
+    distance *= tuning["local"] ** 2
+    square += distance
+    square += tuning["mean"] ** 2
+    return square
+
+
+def _log(values: Numbers) -> Numbers:
+    result: Numbers = np.log2(np.maximum(values, 1.0))
+    return result
+
+
+def _rows(shape: Numbers, work: Numbers) -> Numbers:
+    return np.concatenate([_log(shape), _log(work[:, 1:2] + work[:, 2:3])], axis=1)
+
+
+def _items(columns: tuple[int, ...]) -> Callable[[Numbers, Numbers], Numbers]:
+    """Like `_rows`, with the bytes of one written element: atomics and casts depend on the dtype."""
+
+    def coordinates_of(shape: Numbers, work: Numbers) -> Numbers:
+        written = np.log2(np.maximum(work[:, 2], 1.0) / np.maximum(shape[:, columns].prod(axis=1), 1.0))
+        return np.concatenate([_rows(shape, work), ITEM_WEIGHT * np.clip(written, 0.0, 3.0)[:, None]], axis=1)
+
+    return coordinates_of
+
+
+def _matmul(shape: Numbers, work: Numbers) -> Numbers:
+    batch, m, n, k, flip_a, flip_b, *aligned = shape.T
+    return np.stack([_log(batch), _log(m), _log(n), _log(k), flip_a, flip_b, *(np.log2(item) for item in aligned)], 1)
+
+
+def _moved(shape: Numbers, work: Numbers) -> Numbers:
+    """Bytes, written over read, bytes an element, stridedness."""
+    elements = np.maximum(shape[:, 0], 1.0)
+    moved = work[:, 1] + work[:, 2]
+    flags = [shape[:, 1]] if shape.shape[1] > 1 else []
+    balance = work[:, 2] / np.maximum(moved, 1.0)
+    return np.stack([_log(np.maximum(moved, SMALL_BYTES)), 2.0 * balance, _log(moved / elements), *flags], 1)
+
+
+def _reduction(shape: Numbers, work: Numbers) -> Numbers:
+    kept, reduced, last = shape.T
+    return np.stack([_log(kept), _log(reduced), last, _log(work[:, 1] + work[:, 2])], 1)
+
+
+def _convolution(shape: Numbers, work: Numbers) -> Numbers:
+    images, c_in, c_out, p_in, p_out, volume, stride, groups, dims, transposed, grad_in, grad_w, last = shape.T
+    return np.stack(
+        [
+            _log(images), _log(c_in / groups), _log(c_out / groups), _log(p_out), _log(p_in / np.maximum(p_out, 1)),
+            _log(volume), _log(stride), _log(groups), dims, transposed, grad_in, grad_w, last,
+            np.minimum(c_in % 8, 1), np.minimum(c_out % 8, 1),
+        ],
+        1,
+    )  # fmt: skip
+
+
+def _attention(shape: Numbers, work: Numbers) -> Numbers:
+    batch, heads, kv_heads, queries, keys, head_dim, causal, backward, mask, dropout = shape.T
+    return np.stack(
+        [
+            _log(batch * heads), _log(heads / np.maximum(kv_heads, 1)), _log(queries), _log(keys), _log(head_dim),
+            causal, backward, mask, dropout,
+        ],
+        1,
+    )  # fmt: skip
+
+
+FEATURES: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
+    "matmul": _matmul,
+    "convolution": _convolution,
+    "attention": _attention,
+    "pointwise": _moved,
+    "copy": _moved,
+    "fill": _moved,
+    "random": _moved,
+    "reduction": _reduction,
+    "scatter": _items((2,)),
+    "pool": _items((1,)),
+    "resample": _items((1,)),
+    "batch_norm": _items((0, 1, 2)),
+    **dict.fromkeys(("gather", "layer_norm", "group_norm", "softmax", "sort", "scan"), _items((0, 1))),
+}
+"""Kinds with coordinates of their own; the others use the logarithms of their shape and bytes."""

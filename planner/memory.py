@@ -1,0 +1,145 @@
+"""Memory: a workload's allocations and frees, replayed step after step through torch's allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.allocator import Allocator, OutOfMemory
+from planner.call import Call
+from planner.workload import ALLOCATE, CALL, CATEGORIES, FREE, GRADIENT, PHASE, PHASES, Workload
+
+# After three steps nothing new happens: states are born in the first, the second meets the fragments they left.
+STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What the allocator held. `peaks` are the most allocated bytes of each phase; categories are those at the largest."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_phase: str
+    peaks: dict[str, int]
+    by_category: dict[str, int]
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """What the libraries allocate besides the tensors a trace shows."""
+
+    held: tuple[int, ...]  # blocks taken once and kept: library workspaces
+    during: Callable[[Call], tuple[int, ...]]  # blocks taken and given back inside a call
+
+
+def replay(
+    workload: Workload, scratch: Scratch, *, accumulation: int = 1, expandable: bool = False, limit_bytes: int | None = None
+) -> Timeline:
+    """Replay load and `STEPS` optimizer steps. With a limit, the replay stops where torch would run out of memory."""
+    player = _Player(workload, scratch, Allocator(limit_bytes, expandable=expandable))
+    failed = False
+    try:
+        player.play("load")
+        for size in scratch.held:
+            player.hold(size)
+        for step in range(STEPS):
+            for micro_step in range(min(accumulation, 2)):  # the third micro-step is like the second
+                player.play("micro_step", again=micro_step > 0)
+            player.play("optimizer_first" if step == 0 else "optimizer")
+            player.drop_gradients()
+    except OutOfMemory:
+        failed = True
+    return player.timeline(failed)
+
+
+class _Player:
+    def __init__(self, workload: Workload, scratch: Scratch, allocator: Allocator) -> None:
+        self.workload, self.allocator = workload, allocator
+        self.sizes = workload.block_bytes.tolist()
+        self.categories = workload.block_categories.tolist()
+        self.live: dict[int, object] = {}
+        self.held = [0] * len(CATEGORIES)
+        self.most = 0
+        self.at_peak = list(self.held)
+        self.phase = "load"
+        self.peak_phase = "load"
+        self.peaks = dict.fromkeys(PHASES, 0)
+        self.scratch = [scratch.during(call) for call in workload.calls]
+        self.gradients = [parameter.gradient_block for parameter in workload.parameters]
+
+    def play(self, segment: str, *, again: bool = False) -> None:
+        """One segment. `again`: gradients are there already, so a new one is added to the old and dies."""
+        events = self.workload.segments[segment]
+        extra: dict[int, object] = {}
+        fresh = {block for block in self.gradients if block is not None} if again else set()
+        allocate, free = self.allocator.allocate, self.allocator.free
+        for code, value in zip(events.codes.tolist(), events.values.tolist(), strict=True):
+            if code == ALLOCATE:
+                if value in fresh:
+                    extra[value] = allocate(self.sizes[value])
+                    self._count(value, 1)
+                elif value not in self.live:
+                    self.live[value] = allocate(self.sizes[value])
+                    self._count(value, 1)
+            elif code == FREE:
+                if value in extra:
+                    free(extra.pop(value))  # type: ignore[arg-type]
+                    self._count(value, -1)
+                elif value in self.live:
+                    free(self.live.pop(value))  # type: ignore[arg-type]
+                    self._count(value, -1)
+            elif code == CALL:
+                if self.scratch[value]:
+                    self._pass_through(self.scratch[value])
+            elif code == GRADIENT:
+                block = self.gradients[value]
+                if block in extra:
+                    free(extra.pop(block))  # type: ignore[arg-type]
+                    self._count(block, -1)
+            elif code == PHASE:
+                self._end_phase()
+                self.phase = PHASES[value]
+        for block in list(extra):
+            free(extra.pop(block))  # type: ignore[arg-type]
+            self._count(block, -1)
+        self._end_phase()
+
+    def hold(self, size: int) -> None:
+        self.allocator.allocate(size)
+        self.held[CATEGORIES.index("workspace")] += size
+
+    def drop_gradients(self) -> None:
+        for block in self.gradients:
+            if block in self.live:
+                self.allocator.free(self.live.pop(block))  # type: ignore[arg-type]
+                self._count(block, -1)
+        self._end_phase()
+
+    def timeline(self, failed: bool) -> Timeline:
+        by_category = {name: size for name, size in zip(CATEGORIES, self.at_peak, strict=True) if size}
+        return Timeline(self.most, self.allocator.peak_reserved, self.peak_phase, self.peaks, by_category, failed)
+
+    def _pass_through(self, sizes: tuple[int, ...]) -> None:
+        blocks = [self.allocator.allocate(size) for size in sizes]
+        workspace = CATEGORIES.index("workspace")
+        self.held[workspace] += sum(sizes)
+        self._look()
+        self.held[workspace] -= sum(sizes)
+        for block in blocks:
+            self.allocator.free(block)
+
+    def _count(self, block: int, sign: int) -> None:
+        self.held[self.categories[block]] += sign * self.sizes[block]
+        if sign > 0:
+            self._look()
+
+    def _look(self) -> None:
+        if self.allocator.allocated > self.most:
+            self.most = self.allocator.allocated
+            self.at_peak = list(self.held)
+            self.peak_phase = self.phase
+
+    def _end_phase(self) -> None:
+        self.peaks[self.phase] = max(self.peaks[self.phase], self.allocator.peak_allocated)
+        self.allocator.reset_peak()

@@ -1,0 +1,176 @@
+"""Normalisations, softmax, losses, reductions, scans and sorts: operators that work along rows."""
+
+from __future__ import annotations
+
+import math
+
+from planner.call import Call
+from planner.operators.operator import (
+    Describer,
+    Operator,
+    argument,
+    by_bytes,
+    channels_last,
+    each,
+    first,
+    integers,
+    positions,
+    size,
+)
+
+
+def layer_norm(variant: str, call: Call) -> Operator:
+    """Forward (input, normalized_shape, ...) and backward (grad, input, normalized_shape, ...)."""
+    source = call.tensors[0]
+    sizes = next((integers(value) for value in call.arguments if isinstance(value, tuple) and integers(value)), ())
+    length = math.prod(sizes) if sizes else source.shape[-1]
+    return by_bytes("layer_norm", variant, call, (source.elements // max(length, 1), length))
+
+
+def group_norm(variant: str, call: Call) -> Operator:
+    """(input, weight, bias, N, C, HxW, group, eps) and its backward; a row is one group of one image."""
+    source = call.tensors[0]
+    counts = [value for value in call.arguments if type(value) is int]
+    rows = counts[0] * counts[3] if len(counts) >= 4 else source.shape[0]
+    return by_bytes("group_norm", variant, call, (rows, source.elements // max(rows, 1)))
+
+
+def batch_norm(variant: str, call: Call) -> Operator:
+    source = call.tensors[0]
+    channels = source.shape[1] if len(source.shape) > 1 else source.shape[0]
+    shape = (source.shape[0], channels, positions(source), channels_last(source))
+    return by_bytes("batch_norm", variant, call, shape)
+
+
+def softmax(variant: str, call: Call) -> Operator:
+    """(input, dim, ...) and (grad, output, dim, ...); `inner` counts the elements between two of a row."""
+    source = call.tensors[0]
+    dims = [value for value in call.arguments if type(value) is int]
+    dim = dims[0] % max(len(source.shape), 1) if dims else len(source.shape) - 1
+    length = source.shape[dim] if source.shape else 1
+    inner = math.prod(source.shape[dim + 1 :])
+    return by_bytes("softmax", variant, call, (source.elements // max(length, 1), length, inner))
+
+
+def loss(variant: str, call: Call) -> Operator:
+    """Negative log-likelihood: forward picks one score a row; backward writes a full gradient."""
+    scores = call.tensors[1 if "backward" in variant else 0]
+    classes = scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
+    rows = scores.elements // max(classes, 1)
+    picked = rows * (size((scores,)) // max(scores.elements, 1))
+    read = picked + sum(spec.touched_bytes for spec in call.tensors if spec.dtype in ("i64", "i32"))
+    return by_bytes("loss", variant, call, (rows, classes), read_bytes=read)
+
+
+def reduction(variant: str, call: Call) -> Operator:
+    """Sums, means, extremes, norms over some or all dimensions."""
+    source = first(call)
+    rank = max(len(source.shape), 1)
+    place = 2 if variant in ("linalg_vector_norm", "norm", "renorm") else 1
+    dims = tuple(dim % rank for dim in integers(argument(call, place, "dim"))) if variant != "dist" else ()
+    dims = dims or tuple(range(len(source.shape)))
+    reduced = math.prod(source.shape[dim] for dim in dims if dim < len(source.shape))
+    last = int(rank - 1 in dims)
+    return by_bytes("reduction", variant, call, (source.elements // max(reduced, 1), reduced, last))
+
+
+def scan(variant: str, call: Call) -> Operator:
+    source = first(call)
+    dim = integers(argument(call, 1, "dim"), (-1,))[0]
+    length = source.shape[dim] if source.shape else 1
+    return by_bytes("scan", variant, call, (source.elements // max(length, 1), length))
+
+
+def sort(variant: str, call: Call) -> Operator:
+    source = first(call)
+    length = source.shape[-1] if source.shape else 1
+    return by_bytes("sort", variant, call, (source.elements // max(length, 1), length))
+
+
+def fft(variant: str, call: Call) -> Operator:
+    """5 n log2 n FLOP a transform."""
+    source = first(call)
+    rank = len(source.shape)
+    dims = integers(argument(call, 1, "dim"), (-1,)) or (-1,)
+    length = math.prod(source.shape[dim % rank] for dim in dims) if rank else 1
+    rows = source.elements // max(length, 1)
+    return by_bytes("fft", variant, call, (rows, length), flop=5.0 * rows * length * math.log2(max(length, 2)))
+
+
+def ctc(variant: str, call: Call) -> Operator:
+    scores = call.tensors[1 if "backward" in variant else 0]
+    targets = call.tensors[2 if "backward" in variant else 1]
+    steps, batch, classes = scores.shape if len(scores.shape) == 3 else (scores.shape[0], 1, scores.shape[-1])
+    longest = targets.shape[-1] if len(targets.shape) == 2 else targets.elements // max(batch, 1)
+    return by_bytes("ctc", variant, call, (steps, batch, classes, longest))
+
+
+OPERATORS: dict[str, Describer] = {
+    **each(
+        layer_norm,
+        """
+        native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm
+        layer_norm
+        """,
+    ),
+    "native_group_norm": group_norm, "native_group_norm_backward": group_norm,
+    **each(
+        batch_norm,
+        """
+        native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
+        miopen_batch_norm miopen_batch_norm_backward _native_batch_norm_legit
+        _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update
+        _batch_norm_with_update_functional batch_norm_backward _batch_norm_no_update batch_norm_stats
+        batch_norm_elemt batch_norm_backward_elemt batch_norm_backward_reduce
+        batch_norm_gather_stats_with_counts instance_norm
+        """,
+    ),
+    **each(
+        softmax,
+        """
+        _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax
+        _masked_softmax _masked_softmax_backward logsumexp logcumsumexp glu glu_backward
+        """,
+    ),
+    **each(
+        loss,
+        """
+        nll_loss nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward multi_margin_loss
+        multi_margin_loss_backward multilabel_margin_loss_forward multilabel_margin_loss_backward
+        """,
+    ),
+    **each(
+        reduction,
+        """
+        sum mean amax amin max min argmax argmin prod any all norm linalg_vector_norm var std var_mean
+        std_mean nansum aminmax count_nonzero median mode _local_scalar_dense item equal dist
+        _amp_foreach_non_finite_check_and_unscale is_nonzero trace linalg_matrix_norm _weight_norm_interface
+        _weight_norm_interface_backward bincount histc kthvalue nanmedian
+        """,
+    ),
+    **each(
+        scan,
+        """
+        cumsum cumprod cummax cummin _cummax_helper _cummin_helper
+        """,
+    ),
+    **each(
+        sort,
+        """
+        sort topk argsort _unique _unique2 unique_dim unique_consecutive multinomial nonzero nonzero_static
+        msort searchsorted bucketize isin randperm masked_select
+        """,
+    ),
+    **each(
+        fft,
+        """
+        _fft_r2c _fft_c2r _fft_c2c fft_rfft fft_irfft fft_fft fft_ifft
+        """,
+    ),
+    **each(
+        ctc,
+        """
+        _ctc_loss _ctc_loss_backward _cudnn_ctc_loss ctc_loss
+        """,
+    ),
+}  # fmt: skip

@@ -1,0 +1,216 @@
+"""Recorder: a dispatch mode that writes down every operator and the life of every storage under it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner.call import Call, TensorSpec
+from planner.workload import ALLOCATE, CALL, CATEGORIES, FREE, GRADIENT, PHASE, PHASES, Events
+
+DTYPES = {
+    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8", torch.complex64: "c64",
+    torch.float8_e4m3fn: "f8", torch.float8_e5m2: "f8",
+}  # fmt: skip
+# Operators that launch no kernel although their schema does not call them views.
+NO_KERNEL = {
+    "empty.memory_format", "empty_like.default", "empty_strided.default", "new_empty.default", "new_empty_strided.default",
+    "_unsafe_view.default", "lift_fresh.default", "detach.default", "set_.source_Storage", "resize_.default", "_local_scalar_dense.default",
+    "is_same_size.default", "sym_size.int",
+}  # fmt: skip
+# What is real stays real up to here: masks and index tensors that a forward may branch on.
+REAL_ELEMENTS = 1 << 24
+
+
+class Recorder(TorchDispatchMode):
+    """Use inside a FakeTensorMode. Tensors that are all real run for real, so that `if mask.all()` has an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[Call, int] = {}
+        self.block_bytes: list[int] = []
+        self.categories: list[int] = []
+        self.live: dict[int, int] = {}
+        self.vocabulary = -1
+        self.kind = "temporary"
+        self._events: list[tuple[int, int, int]] = []
+        self._views = 0
+        self._merged: dict[int, int] = {}  # a block that turned out to be another one, written in place
+        self._sum: tuple[int, int, int] | None = None  # (where its birth is written, block, old block) of a gradient sum
+
+    # -- what the tracer says
+
+    def start(self, kind: str) -> None:
+        """A new segment; blocks born from now on are of category `kind` unless an operator says better."""
+        self._events, self._views, self.kind = [], 0, kind
+
+    def phase(self, name: str) -> None:
+        self._event(PHASE, PHASES.index(name))
+
+    def gradient_ready(self, parameter: int) -> None:
+        self._event(GRADIENT, parameter)
+
+    def segment(self) -> Events:
+        columns = np.array(self._events, dtype=np.int64).reshape(-1, 3).T
+        return Events(*(np.ascontiguousarray(column) for column in columns))
+
+    def block_of(self, tensor: torch.Tensor) -> int:
+        """The block a tensor lives in; a storage not seen yet is born now."""
+        return self._blocks(tensor, self.kind)[0]
+
+    def recategorise(self, block: int, category: str) -> None:
+        self.categories[block] = CATEGORIES.index(category)
+
+    # -- what torch says
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [item for item in _flat((args, tuple(kwargs.values()))) if isinstance(item, torch.Tensor)]
+        real = not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if real and tensors and sum(tensor.numel() for tensor in tensors) <= REAL_ELEMENTS:
+            with unset_fake_temporarily():
+                result = func(*args, **kwargs)
+        else:
+            result = STAND_INS.get(func, func)(*args, **kwargs)
+            if real and not tensors and isinstance(result, torch.Tensor):
+                result = _made_real(func, result, args, kwargs)
+        self._record(func, args, kwargs, tensors, result)
+        return result
+
+    def _record(self, func: Any, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
+        namespace = func.namespace
+        if namespace == "prim":
+            return
+        results = [item for item in _flat(result) if isinstance(item, torch.Tensor)]
+        name = func._schema.name.removeprefix("aten::").replace("::", ".") + "." + (func._schema.overload_name or "default")
+        parameters_cast = name == "_to_copy.default" and self._category_of(tensors[0]) in ("weights", "optimizer")
+        kernel = not (func.is_view or name in NO_KERNEL)
+        if kernel and all(item.dim() == 0 and not isinstance(item, FakeTensor) for item in (*tensors, *results)):
+            kernel = False  # arithmetic on Python numbers happens on the host
+        born = 0
+        for item in results:
+            kind = self.kind
+            if parameters_cast:
+                kind = "casts"
+            elif self.kind == "activations" and item.is_floating_point() and item.shape[-1:] == (self.vocabulary,):
+                kind = "logits"
+            born += self._blocks(item, kind)[1]
+        if not kernel:
+            self._views += 1
+            return
+        call = Call(
+            name,
+            tuple(_plain(arg) for arg in args),
+            tuple((key, _plain(value)) for key, value in kwargs.items() if key not in _HOUSEKEEPING),
+            tuple(_spec(item) for item in results),
+        )
+        self._event(CALL, self.calls.setdefault(call, len(self.calls)))
+        if name == "add.Tensor" and not torch.is_grad_enabled() and self.kind == "activations":
+            self._watch_sum(tensors, results[0])
+
+    def _watch_sum(self, tensors: list[Any], result: torch.Tensor) -> None:
+        """Autograd adds a second gradient into the first in place when nobody else holds that one; never for tensor
+        subclasses such as fakes. So a sum whose first term dies at once was written into it (torch: input_buffer.cpp)."""
+        old = tensors[0]
+        same = old.shape == result.shape and old.dtype == result.dtype and _dense(old)
+        block, old_block = (self.live.get(item.untyped_storage()._cdata) for item in (result, old))
+        if same and block is not None and old_block is not None and self._events[-2][:2] == (ALLOCATE, block):
+            self._sum = (len(self._events) - 2, block, old_block)
+
+    def _category_of(self, tensor: torch.Tensor) -> str:
+        block = self.live.get(tensor.untyped_storage()._cdata)
+        return "" if block is None else CATEGORIES[self.categories[block]]
+
+    def _blocks(self, tensor: torch.Tensor, kind: str) -> tuple[int, bool]:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self.live.get(key)
+        if known is not None:
+            return known, False
+        block = len(self.block_bytes)
+        self.block_bytes.append(storage.nbytes())
+        self.categories.append(CATEGORIES.index(kind))
+        self.live[key] = block
+        self._event(ALLOCATE, block)
+        watch = weakref.finalize(storage, self._died, key, block)
+        watch.atexit = False
+        return block, True
+
+    def _died(self, key: int, block: int) -> None:
+        block = self._merged.get(block, block)
+        if self.live.get(key) == block:
+            del self.live[key]
+        if self._sum is not None and block == self._sum[2]:
+            self._write_in_place(*self._sum)
+        else:
+            self._event(FREE, block)
+
+    def _write_in_place(self, birth: int, block: int, old_block: int) -> None:
+        del self._events[birth]
+        self._merged[block] = old_block
+        for key, known in self.live.items():
+            if known == block:
+                self.live[key] = old_block
+        self._sum = None
+
+    def _event(self, code: int, value: int) -> None:
+        if code != FREE:
+            self._sum = None
+        self._events.append((code, value, self._views))
+        self._views = 0
+
+
+_HOUSEKEEPING = {"device", "layout", "pin_memory", "non_blocking", "generator"}
+
+
+def _softmax_shape(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.float32 if half_to_float else x.dtype)
+
+
+# Operators whose cpu rules refuse what CUDA's kernels take (bf16 in, fp32 out): only the shape is needed.
+STAND_INS = {torch.ops.aten._softmax.default: _softmax_shape, torch.ops.aten._log_softmax.default: _softmax_shape}
+
+
+def _made_real(func: Any, fake: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
+    """Small masks, indices and scalars that a factory makes are made for real; a random scalar is 1: nothing is skipped."""
+    wanted = not fake.is_floating_point() or fake.dim() == 0
+    if not wanted or fake.numel() > REAL_ELEMENTS or "empty" in func._schema.name:
+        return fake
+    with unset_fake_temporarily():
+        return torch.ones_like(made) if "rand" in func._schema.name and (made := func(*args, **kwargs)).dim() == 0 else func(*args, **kwargs)
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() == 0 or reach + 1 == tensor.numel()
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    stride = None if tensor.is_contiguous() else tuple(tensor.stride())
+    return TensorSpec(DTYPES[tensor.dtype], tuple(tensor.shape), stride)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _spec(value)
+    if isinstance(value, list | tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, torch.dtype):
+        return DTYPES[value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

@@ -1,0 +1,187 @@
+"""The analytic part of a price: FLOP, bytes, tiles and waves against a device's ceilings. Vectorised over operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from catalog.accelerator import Accelerator
+from catalog.ceilings import Ceiling, ceiling
+from catalog.profile import Factor, prior_factors
+
+Numbers = NDArray[np.float64]
+
+PEAK_NAMES = {"f32": "fp32", "f64": "fp32", "tf32": "tf32", "bf16": "bf16", "f16": "fp16", "f8": "fp8", "i8": "int8"}
+"""Dtype of an operator to the catalog's name of its rate."""
+
+TILES = ((256, 128, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.62), (32, 32, 0.30))
+"""(rows, columns, share of the ceiling) of the output tiles a library chooses among."""
+SPLITS = (1, 2, 4, 8, 16)
+"""Ways to split the inner dimension so that few tiles still fill the device."""
+ATTENTION_TILE = 128
+"""Queries that one block of a fused attention kernel works on."""
+SPLIT_EXTRA = 0.05
+"""Adding the parts of a split up costs this share."""
+DEFAULT_SM_COUNT = 108
+DEFAULT_L2_BYTES = 40 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the analytic model needs to know of a device."""
+
+    ceiling: Ceiling
+    sm_count: int
+    l2_bytes: float
+    factors: Mapping[str, Factor]
+
+    def flop_per_s(self, dtype: str) -> float:
+        return self.ceiling.rate(PEAK_NAMES.get(dtype, "fp32"))
+
+    def factor(self, name: str, default: float = 1.0) -> float:
+        found = self.factors.get(name)
+        return found.value if found else default
+
+
+def rates(accelerator: Accelerator, factors: Mapping[str, Factor] | None = None) -> Rates:
+    """Ceilings and sizes of a device; factors default to the shipped priors."""
+    return Rates(
+        ceiling(accelerator),
+        accelerator.sm_count or DEFAULT_SM_COUNT,
+        float(accelerator.l2_bytes or DEFAULT_L2_BYTES),
+        prior_factors() if factors is None else factors,
+    )
+
+
+def base_seconds(
+    kind: str, dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates
+) -> Numbers:
+    """Seconds before any measurement is asked: launch, then the slower of arithmetic and memory.
+
+    `shape` has one row an operator (see SHAPE_FIELDS), `work` its executed FLOP, bytes read and bytes written.
+    """
+    memory = memory_seconds(work[:, 1] + work[:, 2], at)
+    model = COMPUTE.get(kind)
+    arithmetic = model(dtype, variants, shape, work, at) if model else np.zeros(len(work))
+    share = np.full(len(work), at.factor(f"prior_{kind}")) if kind not in COMPUTE else np.ones(len(work))
+    if kind in ("copy", "pointwise"):
+        share = np.where(shape[:, 1] > 1, at.factor("prior_strided"), share)
+    if kind == "layer_norm":
+        share = np.where(np.char.find(variants, "backward") >= 0, at.factor("prior_layer_norm_backward"), share)
+    result: Numbers = at.factor("kernel_launch_s") + np.maximum(arithmetic, memory / share)
+    return result
+
+
+def memory_seconds(moved_bytes: Numbers, at: Rates) -> Numbers:
+    """Streaming seconds; what fits in half of the L2 moves faster, with a smooth passage between the two."""
+    resident = 1.0 / (1.0 + (moved_bytes / (0.5 * at.l2_bytes)) ** 2)
+    gain = 1.0 + (at.factor("l2_bandwidth_over_memory") - 1.0) * resident
+    result: Numbers = moved_bytes / (at.ceiling.memory_bytes_per_s * gain)
+    return result
+
+
+def tiled_seconds(batch: Numbers, m: Numbers, n: Numbers, k: Numbers, rate: float, at: Rates) -> Numbers:
+    """Whole waves of tiles over the multiprocessors, with the tile and the split that finish first."""
+    tiles = batch[:, None] * np.ceil(m[:, None] / _DOWN) * np.ceil(n[:, None] / _ACROSS)
+    waves = np.ceil(tiles * _SPLIT / at.sm_count)
+    inner = np.ceil(k[:, None] / _SPLIT / 32.0) * 32.0
+    result: Numbers = (waves * inner * _EFFORT).min(axis=1) * (at.sm_count / rate)
+    return result
+
+
+def _choices() -> Numbers:
+    """Every tile, upright and lying, with every split: rows, columns, split, FLOP per inner step at full rate."""
+    shapes = {(rows, columns, share) for rows, columns, share in TILES} | {
+        (wide, high, share) for high, wide, share in TILES
+    }
+    table = [
+        (rows, columns, split, 2.0 * rows * columns / share * (1.0 + SPLIT_EXTRA * (split > 1)))
+        for rows, columns, share in sorted(shapes)
+        for split in SPLITS
+    ]
+    return np.asarray(table).T
+
+
+_DOWN, _ACROSS, _SPLIT, _EFFORT = _choices()
+
+
+def _matmul(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    seconds = tiled_seconds(shape[:, 0], shape[:, 1], shape[:, 2], shape[:, 3], at.flop_per_s(dtype), at)
+    return seconds * _penalty(shape[:, 6:9], dtype, at)
+
+
+def _penalty(aligned: Numbers, dtype: str, at: Rates) -> Numbers:
+    """How much longer a product takes whose rows are not 16-byte aligned; fp32 kernels load single elements anyway."""
+    if dtype == "f32":
+        return np.ones(len(aligned))
+    worst = aligned.min(axis=1)
+    result: Numbers = np.select(
+        [worst >= 16, worst >= 8, worst >= 4],
+        [1.0, at.factor("prior_misaligned_8_bytes"), at.factor("prior_misaligned_4_bytes")],
+        at.factor("prior_misaligned_2_bytes"),
+    )
+    return result
+
+
+def _grouped(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    groups, m, n, k, ragged_k = shape.T
+    rows, inner = np.where(ragged_k > 0, m, m / groups), np.where(ragged_k > 0, k / groups, k)
+    return tiled_seconds(groups, rows, n, inner, at.flop_per_s(dtype), at)
+
+
+def _convolution(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    images, c_in, c_out, p_in, p_out, volume, _, groups, _, transposed, grad_in, grad_w, _ = shape.T
+    rate = at.flop_per_s(dtype)
+    spread = images * np.where(transposed > 0, p_in, p_out)
+    forward = tiled_seconds(groups, images * p_out, c_out / groups, c_in / groups * volume, rate, at)
+    data = tiled_seconds(groups, images * p_in, c_in / groups, c_out / groups * volume, rate, at)
+    weight = tiled_seconds(groups, c_out / groups, c_in / groups * volume, spread, rate, at)
+    backward = grad_in + grad_w > 0
+    seconds = np.where(backward, grad_in * data + grad_w * weight, forward)
+    narrow = (groups > 1) & (np.maximum(c_in, c_out) / groups < 4)
+    on_cores = work[:, 0] / (at.flop_per_s("f32") * at.factor("prior_depthwise"))
+    result: Numbers = np.where(narrow, on_cores, seconds)
+    return result
+
+
+def _attention(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    """Few keys leave the start and end of each tile's loop, small heads the exponentials, as the larger part."""
+    batch, heads, _, queries, keys, head_dim, causal, backward, _, _ = shape.T
+    share = np.where(backward > 0, at.factor("prior_attention_backward"), at.factor("prior_attention_forward"))
+    share = np.where(variants == "efficient", share * at.factor("prior_attention_efficient"), share)
+    seen = keys / np.where(causal > 0, 2.0, 1.0)
+    share = share * seen / (seen + at.factor("attention_half_keys"))
+    share = share * head_dim / (head_dim + at.factor("attention_half_head_dim"))
+    tiles = batch * heads * np.ceil(queries / ATTENTION_TILE)
+    filled = tiles / (np.ceil(tiles / at.sm_count) * at.sm_count)
+    rate = at.flop_per_s("tf32" if dtype == "f32" else dtype)
+    result: Numbers = work[:, 0] / (rate * share * filled)
+    return result
+
+
+def _rnn(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    _, steps, _, _, layers, _, _, backward = shape.T
+    chain = steps * layers * at.factor("prior_rnn_step_s") * (1 + backward)
+    result: Numbers = np.maximum(chain, work[:, 0] / (at.flop_per_s(dtype) * at.factor("prior_rnn")))
+    return result
+
+
+def _ctc(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    result: Numbers = shape[:, 0] * at.factor("prior_ctc_step_s")
+    return result
+
+
+Model = Callable[[str, NDArray[np.str_], Numbers, Numbers, Rates], Numbers]
+
+COMPUTE: dict[str, Model] = {
+    "matmul": _matmul,
+    "grouped_matmul": _grouped,
+    "convolution": _convolution,
+    "attention": _attention,
+    "rnn": _rnn,
+    "ctc": _ctc,
+}
+"""Kinds whose arithmetic or dependence can outlast their memory traffic."""

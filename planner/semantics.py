@@ -1,0 +1,206 @@
+"""How CUDA behaves, on a machine without CUDA.
+
+Fake cpu tensors follow cpu kernels: another autocast list, dropout masks in the activation's dtype, attention kernels
+that copy. Here the dispatcher is told CUDA's rules for as long as a trace lasts. The rules sit in the dispatcher (keys
+AutocastCPU and AutogradCPU), so they also hold inside torch's own composites and while a checkpoint is recomputed, where
+a function mode would be switched off.
+
+Sources: torch/csrc/autograd and aten/src/ATen/autocast_mode.h (the CUDA lists), aten/native/transformers (kernel choice).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from planner import fused_ops  # noqa: F401  registers the operators used below
+
+aten: Any = torch.ops.aten
+rigplan: Any = torch.ops.rigplan
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_LOW = (torch.bfloat16, torch.float16)
+
+# Operators whose floating inputs CUDA's autocast turns to fp32.
+TO_FP32 = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus layer_norm native_layer_norm "
+    "group_norm cosine_similarity nll_loss nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss "
+    "poisson_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss "
+    "triplet_margin_loss binary_cross_entropy_with_logits cdist dist pdist renorm logsumexp pow.Tensor_Scalar "
+    "pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim"
+).split()
+# Operators that get `dtype=fp32` instead of a copy of their input: (name, position of dtype among the arguments).
+TO_FP32_OUTPUT = {
+    "softmax.int": 2, "log_softmax.int": 2, "sum": 1, "sum.dim_IntList": 3, "cumsum": 2, "cumprod": 2, "prod": 1, "prod.dim_int": 3,
+}  # fmt: skip
+# Operators whose inputs are brought to the widest of their dtypes.
+TO_WIDEST = ("addcdiv", "addcmul", "scatter_add", "index_put", "dot", "atan2", "grid_sampler")
+# Operators that cpu's autocast casts and CUDA's leaves alone: what they are made of is cast instead.
+LEFT_ALONE = ("cross_entropy_loss", "avg_pool3d", "trace", "quantile", "stft", "cat", "stack")
+
+
+def attention_kernel(
+    dtype: torch.dtype,
+    head_size: int,
+    *,
+    capability: tuple[int, int],
+    mask: bool,
+    mask_needs_grad: bool = False,
+    grouped: bool = False,
+    dropout: bool = False,
+) -> str:
+    """The kernel scaled_dot_product_attention takes on a GPU: 'cudnn', 'flash', 'efficient' or 'math'.
+
+    Order of preference and conditions as in aten/native/transformers/cuda/sdp_utils.cpp: cuDNN first on Hopper and later,
+    flash from Ampere on without a mask, memory-efficient wherever heads are not grouped, else plain matmuls.
+    """
+    half = dtype in _LOW
+    if half and capability >= (9, 0) and not mask_needs_grad and head_size <= 128 and head_size % 8 == 0:
+        return "cudnn"
+    if half and capability >= (8, 0) and not mask and head_size <= 256:
+        return "flash"
+    if capability >= (5, 0) and not grouped and dtype in (*_LOW, torch.float32):
+        if dtype == torch.bfloat16 and capability < (8, 0):
+            return "math"
+        return "efficient"
+    return "math"
+
+
+@contextmanager
+def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
+    """Inside, fake cpu tensors behave as tensors on a GPU of that compute capability."""
+    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901  lives as long as the trace
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that a kernel is replaced: that is what we want
+        for name in TO_FP32:
+            library.impl(name, _fp32(_overload(name)), "AutocastCPU")
+        for name, position in TO_FP32_OUTPUT.items():
+            library.impl(name, _fp32_output(_overload(name), position), "AutocastCPU")
+        for name in TO_WIDEST:
+            library.impl(name, _widest(_overload(name)), "AutocastCPU")
+        for name in LEFT_ALONE:
+            library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+        library.impl("softmax.int", _softmax(aten._softmax.default), "AutogradCPU")
+        library.impl("log_softmax.int", _softmax(aten._log_softmax.default), "AutogradCPU")
+        library.impl("dropout", _dropout, "AutogradCPU")
+        library.impl("scaled_dot_product_attention", _attention(capability), "AutogradCPU")
+        for mode in fused_ops.RNN_MODES:
+            library.impl(f"{mode}.input", _rnn(mode), "AutogradCPU")
+            library.impl(f"{mode}.input", _rnn_autocast(mode), "AutocastCPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _overload(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(aten, base), overload or "default")
+
+
+def _eligible(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, list | tuple):
+        return [_cast(item, dtype) for item in value]
+    return value.to(dtype) if _eligible(value) and value.dtype != dtype else value
+
+
+def _fp32(operator: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return operator(*[_cast(arg, torch.float32) for arg in args], **kwargs)
+
+    return run
+
+
+def _fp32_output(operator: Any, position: int) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("dtype") or (args[position] if len(args) > position else None)
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            if given is None and _eligible(args[0]):
+                return operator(*args[:position], **{**kwargs, "dtype": torch.float32})
+            return operator(*args, **kwargs)
+
+    return run
+
+
+def _widest(operator: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        flat = [item for arg in args for item in (arg if isinstance(arg, list | tuple) else (arg,))]
+        dtypes = {item.dtype for item in flat if _eligible(item)}
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            if len(dtypes) > 1:
+                args = tuple(_cast(arg, torch.float32) for arg in args)
+            return operator(*args, **kwargs)
+
+    return run
+
+
+def _softmax(kernel: Any) -> Callable[..., Any]:
+    """CUDA's softmax reads bf16 and writes fp32 in one kernel, without an fp32 copy of its input."""
+
+    def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        if dtype == torch.float32 and x.dtype in _LOW:
+            return kernel(x, dim, True)
+        return kernel(x if dtype is None else x.to(dtype), dim, False)
+
+    return run
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> Any:
+    if not train or p == 0 or x.numel() == 0:
+        return x
+    return aten.native_dropout.default(x, p, True)[0] if p < 1 else x * 0
+
+
+def _attention(capability: tuple[int, int]) -> Callable[..., Any]:
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        kernel = attention_kernel(
+            q.dtype,
+            max(q.shape[-1], v.shape[-1]),
+            capability=capability,
+            mask=attn_mask is not None,
+            mask_needs_grad=attn_mask is not None and attn_mask.requires_grad,
+            grouped=enable_gqa and q.shape[-3] != k.shape[-3],
+            dropout=dropout_p > 0,
+        )
+        if kernel == "math" or q.dim() != 4:
+            math = aten._scaled_dot_product_attention_math.default
+            return math(q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+        return rigplan.attention_forward(q, k, v, attn_mask, dropout_p, is_causal, kernel)[0]
+
+    return run
+
+
+def _rnn(mode: str) -> Callable[..., Any]:
+    def run(
+        x: torch.Tensor, hx: Any, weights: list[torch.Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
+        bidirectional: bool, batch_first: bool,
+    ) -> Any:  # fmt: skip
+        states = list(hx) if isinstance(hx, list | tuple) else [hx]
+        y, h, c, _ = rigplan.rnn_forward(mode, x, states, weights, layers, dropout, bidirectional, batch_first)
+        return (y, h, c) if mode == "lstm" else (y, h)
+
+    return run
+
+
+def _rnn_autocast(mode: str) -> Callable[..., Any]:
+    """Autocast casts an RNN's input, states and weights; the weights become one flat low-precision buffer."""
+
+    def run(x: torch.Tensor, hx: Any, weights: list[torch.Tensor], *rest: Any) -> Any:
+        low = torch.get_autocast_dtype("cpu")
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            states = _cast(hx, low)
+            return _overload(f"{mode}.input")(_cast(x, low), states, _cast(weights, low), *rest)
+
+    return run

@@ -1,0 +1,219 @@
+"""Trace: run the real model once on fake tensors and keep what happened as a Workload.
+
+One forward and backward of one micro-batch, then two optimizer steps (in the first, states are born). No memory is used
+and nothing is computed; torch's own autograd decides what is kept and when it dies.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+from catalog.errors import RigplanError
+from planner import models
+from planner.optimizers import build_optimizer, clip_gradients
+from planner.recorder import DTYPES, Recorder
+from planner.semantics import cuda_semantics
+from planner.spec import DataSpec, ModelSpec
+from planner.workload import Parameter, Workload
+from planner.wrappers import checkpointing, lora
+
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceKnobs:
+    """What of a strategy and a machine changes the trace itself."""
+
+    precision: str
+    attention: str
+    checkpointing: str
+    optimizer: str
+    optimizer_implementation: str
+    max_grad_norm: float | None
+    capability: tuple[int, int]
+
+
+def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int) -> Workload:
+    """The workload of one rank at `micro_batch`. Raises RigplanError naming the operator when the model cannot be traced."""
+    dtype = torch.bfloat16 if knobs.precision == "bf16" else torch.float32
+    chosen = model.model_copy(update={"attention": knobs.attention})
+    built = models.build(chosen, data, device="meta", dtype=dtype)
+    module = built.module
+    if model.lora is not None:
+        module = lora.apply(module, model.lora)
+    checkpointing.apply(module, knobs.checkpointing)
+    recorder = Recorder()
+    recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
+    torch.manual_seed(0)
+    given = built.inputs(micro_batch)
+    with _no_garbage_collection(), FakeTensorMode(allow_non_fake_inputs=True), cuda_semantics(knobs.capability), recorder:
+        segments = {}
+        recorder.start("weights")
+        with torch.no_grad():
+            parameters = _fake(module, recorder)
+            segments["load"] = recorder.segment()
+        recorder.start("inputs")
+        inputs = {name: _on_device(value) for name, value in given.items()}
+        for value in _tensors_in(inputs):
+            recorder.block_of(value)
+        try:
+            _micro_step(module, inputs, knobs.precision, recorder)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise RigplanError(_data_dependent(error)) from error
+        except RigplanError:
+            raise
+        except Exception as error:
+            raise RigplanError(f"the trace failed in {type(error).__name__}: {str(error).splitlines()[0]}") from error
+        segments["micro_step"] = recorder.segment()
+        ready = [_parameter(name, value, recorder) for name, value in parameters]
+        segments |= _optimizer_steps([value for _, value in parameters], knobs, recorder)
+        workload = Workload(
+            micro_batch=micro_batch,
+            calls=tuple(recorder.calls),
+            segments=segments,
+            block_bytes=_array(recorder.block_bytes),
+            block_categories=_array(recorder.categories),
+            parameters=tuple(ready),
+            samples_to_tokens=built.samples_to_tokens,
+            family=built.family,
+            task=built.task,
+            assumptions=built.assumptions,
+            versions=versions(),
+        )
+        del inputs, given
+    return workload
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide what a trace holds."""
+    import transformers
+
+    return {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
+
+
+def _micro_step(module: torch.nn.Module, inputs: dict[str, Any], precision: str, recorder: Recorder) -> None:
+    recorder.kind = "activations"
+    recorder.phase("forward")
+    low = AUTOCAST.get(precision)
+    with torch.autocast("cpu", low) if low else nullcontext():
+        result = module(**inputs)
+    loss = result if isinstance(result, torch.Tensor) else _loss_of(result)
+    del result
+    recorder.phase("backward")
+    torch.autograd.backward(loss)
+    del loss
+
+
+def _loss_of(result: Any) -> torch.Tensor:
+    loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
+    if loss is None:
+        raise RigplanError("the module returned no loss: return a scalar tensor or an object with .loss")
+    return loss  # type: ignore[no-any-return]
+
+
+def _optimizer_steps(parameters: list[torch.nn.Parameter], knobs: TraceKnobs, recorder: Recorder) -> dict[str, Any]:
+    segments = {}
+    trained = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is not None]
+    optimizer = build_optimizer(knobs.optimizer, trained, knobs.optimizer_implementation)
+    for name in ("optimizer_first", "optimizer"):
+        recorder.start("optimizer")
+        recorder.phase("optimizer")
+        if knobs.max_grad_norm is not None:
+            clip_gradients(trained, knobs.max_grad_norm)
+        optimizer.step()
+        segments[name] = recorder.segment()
+    return segments
+
+
+def _fake(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.nn.Parameter]]:
+    """Put fake tensors in place of the module's meta ones, keeping ties; returns the parameters, each once."""
+    made: dict[int, torch.Tensor] = {}
+    named: list[tuple[str, torch.nn.Parameter]] = []
+    for prefix, part in module.named_modules():
+        for name, value in list(part._parameters.items()):
+            if value is None:
+                continue
+            fresh = made.get(id(value))
+            if fresh is None:
+                empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+                fresh = made[id(value)] = torch.nn.Parameter(empty, requires_grad=value.requires_grad)
+                named.append((f"{prefix}.{name}".lstrip("."), fresh))  # type: ignore[arg-type]
+            part._parameters[name] = fresh  # type: ignore[assignment]
+        for name, buffer in list(part._buffers.items()):
+            if buffer is None:
+                continue
+            fresh = made.get(id(buffer))
+            if fresh is None:
+                fresh = made[id(buffer)] = torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device="cpu")
+                recorder.recategorise(recorder.block_of(fresh), "buffers")
+            part._buffers[name] = fresh
+        if isinstance(part, torch.nn.RNNBase):
+            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+            part._flat_weight_refs = []
+    for index, (_, parameter) in enumerate(named):
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_ready(recorder, index))
+    return named
+
+
+def _ready(recorder: Recorder, index: int) -> Callable[[torch.Tensor], None]:
+    return lambda _: recorder.gradient_ready(index)
+
+
+def _parameter(name: str, value: torch.nn.Parameter, recorder: Recorder) -> Parameter:
+    gradient = None
+    if value.grad is not None:
+        gradient = recorder.block_of(value.grad)
+        recorder.recategorise(gradient, "gradients")
+    return Parameter(name, DTYPES[value.dtype], tuple(value.shape), value.requires_grad, recorder.block_of(value), gradient)
+
+
+def _on_device(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 0:
+        return torch.empty(value.shape, dtype=value.dtype, device="cpu")
+    return value
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _data_dependent(error: Exception) -> str:
+    operator = str(getattr(error, "func", error))
+    return (
+        f"the model asks a tensor for its values ({operator}), which a trace cannot answer; try attention: eager, "
+        "a module factory with an example input, or a variant without that branch"
+    )
+
+
+def _array(values: list[int]) -> Any:
+    import numpy as np
+
+    return np.array(values, dtype=np.int64)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Tensors die when their last reference goes, never when a collector happens to run."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,137 @@
+"""Workload: one training step of one rank, as recorded: calls in order, and the birth and death of every tensor.
+
+It is plain data. Everything that a number depends on later (seconds, bytes) is a function of it and of a machine.
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.call import Call
+
+Integers = npt.NDArray[np.int64]
+
+# What an event says; the meaning of its value is in brackets.
+CALL, ALLOCATE, FREE, GRADIENT, PHASE = range(5)  # [call], [block], [block], [parameter is ready], [phase]
+PHASES = ("load", "forward", "backward", "optimizer")
+CATEGORIES = ("weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary", "workspace")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    trainable: bool
+    block: int
+    gradient_block: int | None = None
+
+    @property
+    def elements(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A stretch of the step. `views` counts, for each event, the view operators dispatched just before it."""
+
+    codes: Integers
+    values: Integers
+    views: Integers
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def same_as(self, other: Events) -> bool:
+        return np.array_equal(self.codes, other.codes) and np.array_equal(self.values, other.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`segments`: load, micro_step, optimizer_first (states are born), optimizer (every later step).
+
+    `calls[i]` is the i-th kernel launch kind; block sizes are in bytes, unrounded.
+    """
+
+    micro_batch: int
+    calls: tuple[Call, ...]
+    segments: Mapping[str, Events]
+    block_bytes: Integers
+    block_categories: Integers
+    parameters: tuple[Parameter, ...]
+    samples_to_tokens: int
+    family: str
+    task: str
+    assumptions: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.elements for parameter in self.parameters)
+
+    @property
+    def trainable_count(self) -> int:
+        return sum(parameter.elements for parameter in self.parameters if parameter.trainable)
+
+    def calls_in(self, segment: str) -> Integers:
+        """Indices into `calls` of a segment's launches, in order."""
+        events = self.segments[segment]
+        return events.values[events.codes == CALL]
+
+    def bytes_of(self, category: str) -> int:
+        return int(self.block_bytes[self.block_categories == CATEGORIES.index(category)].sum())
+
+
+class NotAffine(ValueError):
+    """The two traces differ in more than sizes, so nothing between them may be read off."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFamily:
+    """Two traces at two micro-batches: every size is affine in the micro-batch, so any other one can be read off."""
+
+    first: Workload
+    second: Workload
+
+    def at(self, micro_batch: int) -> Workload:
+        """The workload at `micro_batch`. Raises NotAffine when the two traces do not line up."""
+        one, two = self.first, self.second
+        if micro_batch in (one.micro_batch, two.micro_batch):
+            return one if micro_batch == one.micro_batch else two
+        steps, apart = micro_batch - one.micro_batch, two.micro_batch - one.micro_batch
+
+        def combine(low: int, high: int) -> int:
+            if (high - low) * steps % apart:
+                raise NotAffine(f"{low} and {high} have no whole number between them at micro-batch {micro_batch}")
+            return low + (high - low) * steps // apart
+
+        pairs: dict[tuple[int, int], int] = {}
+        segments = {}
+        for name, events in one.segments.items():
+            other = two.segments[name]
+            if not np.array_equal(events.codes, other.codes):
+                raise NotAffine(f"the {name} of two micro-batches has other operators")
+            values = events.values.copy()
+            for at in np.flatnonzero(events.codes == CALL):
+                pair = (int(events.values[at]), int(other.values[at]))
+                values[at] = pairs.setdefault(pair, len(pairs))
+            segments[name] = replace(events, values=values)
+        try:
+            calls = tuple(one.calls[low].map_integers(two.calls[high], combine) for low, high in pairs)
+        except ValueError as error:
+            raise NotAffine(str(error)) from None
+        difference = two.block_bytes - one.block_bytes
+        if ((difference * steps) % apart).any():
+            raise NotAffine("a tensor's size is not affine in the micro-batch")
+        return replace(
+            one,
+            micro_batch=micro_batch,
+            calls=calls,
+            segments=segments,
+            block_bytes=one.block_bytes + difference * steps // apart,
+        )

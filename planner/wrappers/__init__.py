@@ -1,0 +1,1 @@
+"""Techniques applied to a module before it is traced or trained, with torch's own code."""

@@ -1,0 +1,27 @@
+"""Low-rank adapters, by peft (an extra): the base frozen, two thin matrices trained beside each target."""
+
+from __future__ import annotations
+
+import torch
+
+from catalog.errors import RigplanError
+from planner.spec import LoraSpec
+
+
+def apply(module: torch.nn.Module, lora: LoraSpec) -> torch.nn.Module:
+    """The module with adapters of rank `lora.r` on its target modules. Raises RigplanError without peft or a target."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise RigplanError("model.lora needs peft, which is not installed; pip install 'rigplan[peft]'") from None
+    targets = list(lora.target_modules)
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+    )
+    try:
+        return get_peft_model(module, config)  # type: ignore[no-any-return, arg-type]
+    except ValueError as error:
+        raise RigplanError(f"model.lora.target_modules: {str(error).splitlines()[0]}") from error
