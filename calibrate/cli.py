@@ -96,7 +96,7 @@ def run(minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Pat
     if not specs:
         _host(runs)
     limit = minutes if minutes is not None else QUICK_MINUTES if quick else FOR_MINUTES if specs else DEFAULT_MINUTES
-    jobs = sweep.jobs_of(_traced(specs)) if specs else sweep.all_jobs()
+    jobs = _traced(specs) if specs else sweep.all_jobs()
     summary = _timed(jobs, runs, limit)
     _tell(summary, runs)
     if summary.measured + summary.known == 0:
@@ -121,13 +121,15 @@ def _host(runs: Path) -> None:
         sweep.append(runs, factor.line())
 
 
-def _traced(specs: Iterable[Path]) -> list[Any]:
-    """The calls of the specs' traces."""
-    from planner import trace
-    from planner.spec import Spec
+def _traced(specs: Iterable[Path]) -> list[Job]:
+    """The calls of the specs' traces, each once."""
+    from calibrate.sweep import job_of
+    from planner.evaluate import calls_of
 
-    calls_of: Any = trace.calls_of  # type: ignore[attr-defined]
-    return [call for path in specs for call in calls_of(Spec.load(path))]
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    return list(dict.fromkeys(job_of(call, tf32) for path in specs for call, tf32 in calls_of(path, progress=say)))
 
 
 def _timed(jobs: list[Job], runs: Path, minutes: float) -> Summary:

@@ -194,12 +194,13 @@ def recurrent_rows(folder: Path) -> Iterator[Timed]:
             parts[device, dtype, RECURRENT[mode], row["shape"]][direction] = float(row["seconds"])
     for (device, dtype, mode, shape), seconds in parts.items():
         size = {key: int(value) for key, value in (item.split("=") for item in shape.split(";"))}
+        given = (dtype, mode, size["hidden"], size["batch"], size["steps"])
         if "fwd" in seconds:
-            yield device, recurrent(dtype, mode, **size), seconds["fwd"], False, "DeepBench"
+            yield device, recurrent(*given), seconds["fwd"], False, "DeepBench"
         both = [seconds[name] for name in ("bwd_input", "bwd_weight") if name in seconds]
         if "bwd" in seconds or len(both) == 2:
             total = seconds.get("bwd", sum(both))
-            yield device, recurrent(dtype, mode, **size, backward=True), total, False, "DeepBench"
+            yield device, recurrent(*given, backward=True), total, False, "DeepBench"
 
 
 def recurrent(dtype: str, mode: str, hidden: int, batch: int, steps: int, backward: bool = False) -> Call:

@@ -72,6 +72,11 @@ def jobs_of(calls: Iterable[Call]) -> list[Job]:
     return jobs
 
 
+def job_of(call: Call, tf32: bool) -> Job:
+    """The job of one call of a trace; TF32 is asked for only where it changes what runs."""
+    return Job(call, tf32 and describe(call, tf32=True) != describe(call))
+
+
 def all_jobs() -> list[Job]:
     """The calls of every kind, so ordered that any first part of the list covers all kinds and sizes evenly."""
     return spread(jobs_of(call for generate in kernels.KERNELS.values() for call in generate()))
@@ -175,11 +180,6 @@ def run(
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32_before
     return summary
-
-
-def run_for(calls: Iterable[Call], path: Path, measure: Measure, **options: Any) -> Summary:
-    """Time the very calls of a workload's trace, the cheap ones first; `options` are those of `run`."""
-    return run(sorted(jobs_of(calls), key=_work), path, measure, **options)
 
 
 def _measured(job: Job, measure: Measure, device: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from catalog.errors import RigplanError as RigplanError
-    from planner.evaluate import estimate as estimate
+    from planner.search import estimate as estimate
     from planner.search import fits as fits
     from planner.search import plan as plan
     from planner.spec import Spec as Spec
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "RigplanError": "catalog.errors",
     "Spec": "planner.spec",
-    "estimate": "planner.evaluate",
+    "estimate": "planner.search",
     "fits": "planner.search",
     "plan": "planner.search",
 }

@@ -18,7 +18,7 @@ from catalog.profile import Factor, Profile, Samples, curve_dtype
 from catalog.store import accelerator as catalog_accelerator
 from planner.call import Call
 from planner.curve import Curve, fit
-from planner.operators import FREE, SHAPE_FIELDS, UNKNOWN, Operator
+from planner.operators import FREE, SHAPE_FIELDS, UNKNOWN, Operator, describe
 from planner.roofline import PEAK_NAMES, Numbers, Rates, base_seconds, rates
 
 Known = Literal["measured", "transferred", "prior", "ideal"]
@@ -136,7 +136,7 @@ def price(operators: Iterable[Operator], machine: Pricing) -> None:
 
 def point_key(call: Call, tf32: bool) -> str:
     """The text an exact point is kept under; TF32 changes only what fp32 products take."""
-    return f"{call} tf32" if tf32 and any(spec.dtype == "f32" for spec in call.tensors) else str(call)
+    return f"{call} tf32" if tf32 and describe(call, tf32=True).dtype == "tf32" else str(call)
 
 
 def floor_seconds(operator: Operator, machine: Pricing) -> float:
@@ -181,8 +181,8 @@ def _priced(
 
 
 def _known(curves: tuple[Curve, ...], machine: Pricing) -> Known:
-    """`measured` needs samples that calibration took on this very device."""
-    if not curves:
+    """`measured` needs samples that calibration took on this very device; `transferred` a relative's of one vendor."""
+    if not curves or machine.profile.known == "prior":
         return "prior"
     last = curves[-1].samples
     if last.device == machine.accelerator.name and last.measured:

@@ -30,7 +30,7 @@ torch.library.define(
 torch.library.define(
     "rigplan::rnn_backward",
     "(Tensor grad, str mode, Tensor x, Tensor[] states, Tensor[] weights, Tensor y, Tensor reserve, int layers, float dropout,"
-    " bool bidirectional, bool batch_first) -> (Tensor, Tensor[], Tensor[])",
+    " bool bidirectional, bool batch_first) -> (Tensor, Tensor[], Tensor)",
 )
 
 
@@ -80,10 +80,11 @@ torch.library.register_autograd("rigplan::attention_forward", _attention_gradien
 
 
 def _reserve_elements(mode: str, x: Any, hidden: int, layers: int, directions: int, dropout: float) -> int:
-    """cuDNN keeps, per layer, direction, step and sample, the gates and (LSTM) the cell, and a mask between layers."""
-    steps_samples = x.shape[0] * x.shape[1]
-    kept = RNN_GATES[mode] + (2 if mode == "lstm" else 1)
-    return steps_samples * hidden * layers * directions * kept
+    """cuDNN keeps the gates and the state of every layer, direction, step and sample, and what each layer but the last
+    hands on; with dropout a bit for each of those too. Exact against an LSTM's allocations on an H200."""
+    one = x.shape[0] * x.shape[1] * hidden * directions
+    bits = -(-one // (8 * x.element_size())) if dropout > 0 else 0
+    return one * layers * (RNN_GATES[mode] + 1) + (layers - 1) * (one + bits)
 
 
 @torch.library.register_fake("rigplan::rnn_forward")
@@ -92,7 +93,9 @@ def _rnn_forward(
 ) -> Any:
     directions = 2 if bidirectional else 1
     hidden = states[0].shape[-1]
-    y = x.new_empty(*x.shape[:-1], hidden * directions)
+    outer, inner = x.shape[:2]
+    wide = hidden * directions  # steps first in memory, however the caller orders them
+    y = x.new_empty(inner, outer, wide).transpose(0, 1) if batch_first else x.new_empty(outer, inner, wide)
     reserve = x.new_empty(_reserve_elements(mode, x, hidden, layers, directions, dropout))
     cell = torch.empty_like(states[-1]) if mode == "lstm" else x.new_empty(0)
     return y, torch.empty_like(states[0]), cell, reserve
@@ -103,7 +106,7 @@ def _rnn_backward(
     grad: Any, mode: str, x: Any, states: Any, weights: Any, y: Any, reserve: Any, layers: int, dropout: float,
     bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    return torch.empty_like(x), [torch.empty_like(s) for s in states], [torch.empty_like(w) for w in weights]
+    return torch.empty_like(x), [torch.empty_like(s) for s in states], x.new_empty(sum(w.numel() for w in weights))
 
 
 def _rnn_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -118,10 +121,12 @@ def _rnn_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _rnn_gradient(ctx: Any, grad: Any, *_: Any) -> Any:
     x, y, reserve, *rest = ctx.saved_tensors
     states, weights = rest[: ctx.n_states], rest[ctx.n_states :]
-    dx, dstates, dweights = torch.ops.rigplan.rnn_backward(
+    dx, dstates, flat = torch.ops.rigplan.rnn_backward(
         grad, ctx.mode, x, states, weights, y, reserve, ctx.layers, ctx.dropout, ctx.bidirectional, ctx.batch_first
     )
-    return None, dx, list(dstates), list(dweights), None, None, None, None
+    # cuDNN writes the gradients of all weights into one buffer.
+    dweights = [part.view(w.shape) for part, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)]
+    return None, dx, list(dstates), dweights, None, None, None, None
 
 
 torch.library.register_autograd("rigplan::rnn_forward", _rnn_gradient, setup_context=_rnn_setup)

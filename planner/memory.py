@@ -26,11 +26,20 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Workspace:
+    """A block that a library takes at the first of `calls` in a thread and keeps. It may pin a large segment for good."""
+
+    size_bytes: int
+    calls: frozenset[str]
+    backward: bool  # in autograd's thread; else in the caller's
+
+
+@dataclass(frozen=True, slots=True)
 class Scratch:
     """What the libraries allocate besides the tensors a trace shows."""
 
-    held: tuple[int, ...]  # blocks taken once and kept: library workspaces
-    during: Callable[[Call], tuple[int, ...]]  # blocks taken and given back inside a call
+    held: tuple[Workspace | int, ...]  # blocks taken once and kept; a number of bytes is taken after loading
+    during: Callable[[Call], tuple[tuple[int, ...], ...]]  # groups of blocks taken and given back inside a call, in turn
 
 
 def replay(
@@ -41,8 +50,10 @@ def replay(
     failed = False
     try:
         player.play("load")
-        for size in scratch.held:
-            player.hold(size)
+        player.phase = "forward"  # libraries take their workspaces at the first product
+        for block in scratch.held:
+            if isinstance(block, int):
+                player.hold(block)
         for step in range(STEPS):
             for micro_step in range(min(accumulation, 2)):  # the third micro-step is like the second
                 player.play("micro_step", again=micro_step > 0)
@@ -66,6 +77,8 @@ class _Player:
         self.peak_phase = "load"
         self.peaks = dict.fromkeys(PHASES, 0)
         self.scratch = [scratch.during(call) for call in workload.calls]
+        self.names = [call.name for call in workload.calls]
+        self.awaited = [block for block in scratch.held if isinstance(block, Workspace)]
         self.gradients = [parameter.gradient_block for parameter in workload.parameters]
 
     def play(self, segment: str, *, again: bool = False) -> None:
@@ -90,8 +103,10 @@ class _Player:
                     free(self.live.pop(value))  # type: ignore[arg-type]
                     self._count(value, -1)
             elif code == CALL:
-                if self.scratch[value]:
-                    self._pass_through(self.scratch[value])
+                if self.awaited:
+                    self._take_workspaces(self.names[value])
+                for group in self.scratch[value]:
+                    self._pass_through(group)
             elif code == GRADIENT:
                 block = self.gradients[value]
                 if block in extra:
@@ -108,6 +123,12 @@ class _Player:
     def hold(self, size: int) -> None:
         self.allocator.allocate(size)
         self.held[CATEGORIES.index("workspace")] += size
+
+    def _take_workspaces(self, name: str) -> None:
+        for block in list(self.awaited):
+            if name in block.calls and block.backward == (self.phase == "backward"):
+                self.awaited.remove(block)
+                self.hold(block.size_bytes)
 
     def drop_gradients(self) -> None:
         for block in self.gradients:

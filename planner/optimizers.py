@@ -1,8 +1,9 @@
-"""Optimizers by the name that a spec uses, each torch's own where torch has one; the same for the trace and for real runs."""
+"""Optimizers by the name that a spec uses, each torch's own where torch has one; the same for a trace and for a real run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -11,11 +12,42 @@ from catalog.errors import RigplanError
 
 Parameters = list[torch.nn.Parameter]
 
+LEARNING_RATE = 1e-5  # small: a measured run must stay finite, and neither speed nor memory depends on it
+MOMENTUM = 0.9
+
+# What each implementation asks of torch. None of them leaves the choice to torch, which differs by device.
+IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "for-loop": {"foreach": False},
+}
+# Optimizers that torch does not have: the package and class of a real run.
+PACKAGES = {"lion": ("lion_pytorch", "Lion"), "adamw-8bit": ("bitsandbytes.optim", "AdamW8bit")}
+
+
+class Several:
+    """Optimizers that step together, one for each kind of parameter."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+        self.param_groups = [group for part in parts for group in part.param_groups]
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+
+AnyOptimizer = torch.optim.Optimizer | Several
+
 
 class Lion(torch.optim.Optimizer):
-    """Lion (arXiv 2302.06675): one momentum a parameter, the step is a sign."""
+    """Lion (arXiv 2302.06675) with the temporaries of the lion-pytorch package: one momentum a parameter, a sign for a step."""
 
-    def __init__(self, params: Parameters, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+    def __init__(self, params: Parameters, lr: float = LEARNING_RATE, betas: tuple[float, float] = (0.9, 0.99)) -> None:
         super().__init__(params, {"lr": lr, "betas": betas})
 
     @torch.no_grad()
@@ -29,7 +61,8 @@ class Lion(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter)
                 momentum = state["momentum"]
-                parameter.add_(torch.sign(momentum * first + parameter.grad * (1 - first)), alpha=-group["lr"])
+                update = momentum.clone().mul_(first).add(parameter.grad, alpha=1 - first).sign_()
+                parameter.add_(update, alpha=-group["lr"])
                 momentum.mul_(second).add_(parameter.grad, alpha=1 - second)
 
 
@@ -41,13 +74,15 @@ class AdamW8bit(torch.optim.Optimizer):
 
     BLOCK, SMALLEST = 256, 4096
 
-    def __init__(self, params: Parameters) -> None:
-        super().__init__(params, {"lr": 1e-3})
+    def __init__(self, params: Parameters, lr: float = LEARNING_RATE) -> None:
+        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 state = self.state[parameter]
                 if not state:
                     small = parameter.numel() < self.SMALLEST
@@ -59,56 +94,26 @@ class AdamW8bit(torch.optim.Optimizer):
                 parameter.addcdiv_(parameter.grad, parameter.grad)
 
 
-def _adam(kind: Any) -> Callable[[Parameters, str], torch.optim.Optimizer]:
-    return lambda parameters, implementation: kind(parameters, lr=1e-4, **_implementation(implementation))
+def build_optimizer(name: str, implementation: str, module: torch.nn.Module, *, real: bool = False) -> AnyOptimizer:
+    """The optimizer `name` over the trainable parameters of `module`; RigplanError where it cannot be had.
+
+    `real`: for steps on a GPU, by the package that users take (see PACKAGES); a trace needs no more than its shapes.
+    """
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise RigplanError("the model has no parameter that trains: nothing to step")
+    if real and name in PACKAGES:
+        return _packaged(*PACKAGES[name], trainable)
+    return _BUILDERS[name](module, trainable, IMPLEMENTATIONS[implementation])
 
 
-def _sgd(parameters: Parameters, implementation: str) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **_implementation(implementation))
-
-
-def _adafactor(parameters: Parameters, implementation: str) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(parameters, foreach=implementation == "foreach")
-
-
-class Muon(torch.optim.Optimizer):
-    """Muon for matrices, AdamW for the rest: as torch.optim.Muon asks to be used."""
-
-    def __init__(self, params: Parameters, implementation: str) -> None:
-        super().__init__(params, {})
-        matrices = [parameter for parameter in params if parameter.dim() == 2]
-        others = [parameter for parameter in params if parameter.dim() != 2]
-        self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices)] if matrices else []
-        if others:
-            self.parts.append(torch.optim.AdamW(others, **_implementation(implementation)))
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for part in self.parts:
-            part.step()
-
-
-OPTIMIZERS: dict[str, Callable[[Parameters, str], torch.optim.Optimizer]] = {
-    "adamw": _adam(torch.optim.AdamW),
-    "adam": _adam(torch.optim.Adam),
-    "sgd": _sgd,
-    "adafactor": _adafactor,
-    "lion": lambda parameters, _: Lion(parameters),
-    "adamw-8bit": lambda parameters, _: AdamW8bit(parameters),
-    "muon": lambda parameters, implementation: Muon(parameters, implementation),
-}
-
-
-def _implementation(name: str) -> dict[str, bool]:
-    return {"foreach": name == "foreach", "fused": name == "fused"}
-
-
-def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], implementation: str) -> torch.optim.Optimizer:
-    """The optimizer `name` over the trainable parameters. Raises RigplanError when nothing is trainable."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if not trained:
-        raise RigplanError("no parameter of the model is trainable: nothing to optimise")
-    return OPTIMIZERS[name](trained, implementation)
+def hidden_matrices(module: torch.nn.Module) -> Parameters:
+    """The matrices that Muon steps: two dimensions, and neither an embedding nor the output head."""
+    outside = {id(layer.weight) for layer in module.modules() if isinstance(layer, torch.nn.Embedding)}
+    head = getattr(module, "get_output_embeddings", lambda: None)()
+    outside |= {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    chosen = (parameter for parameter in module.parameters() if parameter.ndim == 2 and parameter.requires_grad)
+    return [parameter for parameter in chosen if id(parameter) not in outside]
 
 
 @torch.no_grad()
@@ -123,3 +128,51 @@ def clip_gradients(parameters: Parameters, max_norm: float) -> None:
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for group in by_dtype.values():
         torch._foreach_mul_(group, coefficient.to(group[0].dtype))
+
+
+def _torch(kind: str, **settings: Any) -> Callable[..., AnyOptimizer]:
+    def make(_: torch.nn.Module, trainable: Parameters, how: dict[str, Any]) -> AnyOptimizer:
+        made: AnyOptimizer = getattr(torch.optim, kind)(trainable, lr=LEARNING_RATE, **settings, **how)
+        return made
+
+    return make
+
+
+def _adafactor(_: torch.nn.Module, trainable: Parameters, how: dict[str, Any]) -> AnyOptimizer:
+    if "fused" in how:
+        raise RigplanError("unsupported: torch has no fused adafactor; use optimizer_implementation foreach")
+    return torch.optim.Adafactor(trainable, lr=LEARNING_RATE, **how)
+
+
+def _muon(module: torch.nn.Module, trainable: Parameters, how: dict[str, Any]) -> AnyOptimizer:
+    """Muon for the hidden matrices, AdamW for the rest: as torch.optim.Muon asks to be used."""
+    matrices = hidden_matrices(module)
+    if not matrices:
+        raise RigplanError("unsupported: muon needs matrices outside embeddings and head, and the model has none")
+    muon = torch.optim.Muon(matrices, lr=LEARNING_RATE)
+    rest = _without(trainable, matrices)
+    return Several([muon, torch.optim.AdamW(rest, lr=LEARNING_RATE, **how)]) if rest else muon
+
+
+def _without(parameters: Iterable[torch.nn.Parameter], taken: Parameters) -> Parameters:
+    ids = {id(parameter) for parameter in taken}
+    return [parameter for parameter in parameters if id(parameter) not in ids]
+
+
+def _packaged(package: str, kind: str, trainable: Parameters) -> AnyOptimizer:
+    try:
+        made: AnyOptimizer = getattr(import_module(package), kind)(trainable, lr=LEARNING_RATE)
+    except (ImportError, RuntimeError) as error:
+        raise RigplanError(f"unsupported: {kind} needs the package {package} ({error}); install it") from error
+    return made
+
+
+_BUILDERS: dict[str, Callable[..., AnyOptimizer]] = {
+    "adamw": _torch("AdamW"),
+    "adam": _torch("Adam"),
+    "sgd": _torch("SGD", momentum=MOMENTUM),
+    "adafactor": _adafactor,
+    "muon": _muon,
+    "lion": lambda _, trainable, __: Lion(trainable),
+    "adamw-8bit": lambda _, trainable, __: AdamW8bit(trainable),
+}

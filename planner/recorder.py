@@ -24,6 +24,8 @@ NO_KERNEL = {
     "_unsafe_view.default", "lift_fresh.default", "detach.default", "set_.source_Storage", "resize_.default", "_local_scalar_dense.default",
     "is_same_size.default", "sym_size.int",
 }  # fmt: skip
+# Operators that allocate their results from the last to the first: dropout makes its mask before its output.
+LAST_FIRST = {"native_dropout.default"}
 # What is real stays real up to here: masks and index tensors that a forward may branch on.
 REAL_ELEMENTS = 1 << 24
 
@@ -43,6 +45,10 @@ class Recorder(TorchDispatchMode):
         self._views = 0
         self._merged: dict[int, int] = {}  # a block that turned out to be another one, written in place
         self._sum: tuple[int, int, int] | None = None  # (where its birth is written, block, old block) of a gradient sum
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a trace is never compiled: without torch's guard against it dispatch is a fifth faster
 
     # -- what the tracer says
 
@@ -70,13 +76,22 @@ class Recorder(TorchDispatchMode):
     # -- what torch says
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # asked for at every step of torch's own Python code
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         kwargs = kwargs or {}
         tensors = [item for item in _flat((args, tuple(kwargs.values()))) if isinstance(item, torch.Tensor)]
         real = not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if not real and not func._schema.returns and func._schema.name.startswith(_IN_PLACE_LISTS):
+            self._record(func, args, kwargs, tensors, ())  # writes into what is there: nothing to run
+            return None
         if real and tensors and sum(tensor.numel() for tensor in tensors) <= REAL_ELEMENTS:
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
         else:
+            if func in _INDEXING:
+                args = _without_masks(args)
+            if func is _SCALAR and self.kind == "optimizer":
+                return 1.0  # a norm or a step count that an optimizer reads: memory and kernels do not depend on it
             result = STAND_INS.get(func, func)(*args, **kwargs)
             if real and not tensors and isinstance(result, torch.Tensor):
                 result = _made_real(func, result, args, kwargs)
@@ -94,7 +109,7 @@ class Recorder(TorchDispatchMode):
         if kernel and all(item.dim() == 0 and not isinstance(item, FakeTensor) for item in (*tensors, *results)):
             kernel = False  # arithmetic on Python numbers happens on the host
         born = 0
-        for item in results:
+        for item in reversed(results) if name in LAST_FIRST else results:
             kind = self.kind
             if parameters_cast:
                 kind = "casts"
@@ -173,8 +188,61 @@ def _softmax_shape(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tens
     return torch.empty_like(x, dtype=torch.float32 if half_to_float else x.dtype)
 
 
-# Operators whose cpu rules refuse what CUDA's kernels take (bf16 in, fp32 out): only the shape is needed.
-STAND_INS = {torch.ops.aten._softmax.default: _softmax_shape, torch.ops.aten._log_softmax.default: _softmax_shape}
+def _grouped_shape(one: torch.Tensor, two: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+    """A matmul for each expert: rows grouped (2d x 3d), columns grouped (3d x 2d), or a sum for each group (2d x 2d)."""
+    groups = () if one.dim() != two.dim() else (offs.shape[0],) if one.dim() == 2 else (one.shape[0],)
+    columns = two.shape[-1]
+    aligned = -(-columns * one.element_size() // 16) * 16 // one.element_size()  # rows start at multiples of 16 bytes
+    out = one.new_empty(*groups, one.shape[-2], aligned, dtype=out_dtype or one.dtype)
+    return out if aligned == columns else out[..., :columns]
+
+
+def _ctc_shape(log_probs: torch.Tensor, targets: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """CTC keeps log alpha: a row of twice the longest target plus one for each frame and sample."""
+    batch, frames = log_probs.shape[1], log_probs.shape[0]
+    states = 2 * targets.shape[-1] + 1
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, states)
+
+
+def _ctc_gradient(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(log_probs)
+
+
+_DEVICE = torch.ops.prim.device.default
+_IN_PLACE_LISTS = ("aten::_foreach_", "aten::_fused_")
+_INDEXING = {
+    torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default,
+    torch.ops.aten._index_put_impl_.default,
+}  # fmt: skip
+
+
+def _without_masks(args: Any) -> Any:
+    """A real mask as the positions it holds, as a kernel takes it: a fake tensor cannot be asked how many there are."""
+    source, indices, *rest = args
+    if not any(isinstance(item, torch.Tensor) and item.dtype == torch.bool for item in indices):
+        return args
+    found: list[Any] = []
+    for item in indices:
+        if isinstance(item, torch.Tensor) and item.dtype == torch.bool and not isinstance(item, FakeTensor):
+            with unset_fake_temporarily():
+                found.extend(item.nonzero().unbind(1))
+        else:
+            found.append(item)
+    return (source, found, *rest)
+
+
+_SCALAR = torch.ops.aten._local_scalar_dense.default
+# Operators whose cpu rules refuse what CUDA's kernels take (fp32 experts; bf16 in, fp32 out) or ask for values: only the
+# shape is needed.
+STAND_INS: dict[Any, Any] = {
+    torch.ops.aten._softmax.default: _softmax_shape,
+    torch.ops.aten._log_softmax.default: _softmax_shape,
+    torch.ops.aten._grouped_mm.default: _grouped_shape,
+    torch.ops.aten._ctc_loss.Tensor: _ctc_shape,
+    torch.ops.aten._ctc_loss.default: _ctc_shape,
+    torch.ops.aten._ctc_loss_backward.Tensor: _ctc_gradient,
+    torch.ops.aten._ctc_loss_backward.default: _ctc_gradient,
+}
 
 
 def _made_real(func: Any, fake: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:

@@ -7,15 +7,25 @@ caching allocator, so they count as allocated memory. Learned from allocator his
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from planner.call import ITEM_BYTES, Call, TensorSpec
+from planner.memory import Workspace
 
 MIB = 1 << 20
-# cuBLAS takes a workspace for each thread that multiplies: the caller's and autograd's (aten/cuda/CublasHandlePool.cpp).
+Groups = tuple[tuple[int, ...], ...]
+# cuBLAS takes a workspace for each thread that multiplies: the caller's and autograd's (aten/cuda/CublasHandlePool.cpp),
+# cuBLASLt, which adds a bias in the same kernel, one of its own.
 CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # Hopper and later; before
-CUBLAS_THREADS = 2
+CUBLASLT_WORKSPACE = 1 * MIB
+RNN_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+PRODUCTS = frozenset({"mm.default", "addmm.default", "bmm.default", "baddbmm.default"})
+RNNS = frozenset({"rigplan.rnn_forward.default"})
+RNN_RANDOM_STATE = 24  # bytes for each thread of the device: cuDNN's random numbers for dropout in recurrent nets
+PRODUCTS_WITH_BIAS = frozenset({"addmm.default"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +35,24 @@ class Device:
     capability: tuple[int, int]
     sm_count: int
     threads_per_sm: int = 2048
+    tf32: bool = True  # cuDNN may round fp32 to tf32: torch's default, off under precision fp32
 
 
-def held(device: Device) -> tuple[int, ...]:
-    """Blocks that libraries keep from the first step on, in bytes."""
-    workspace = CUBLAS_WORKSPACE[device.capability >= (9, 0)]
-    return (workspace,) * CUBLAS_THREADS
+def held(device: Device) -> tuple[Workspace, ...]:
+    """Blocks that libraries take at their first product and keep."""
+    size = CUBLAS_WORKSPACE[device.capability >= (9, 0)]
+    caller = Workspace(size, PRODUCTS, backward=False), Workspace(CUBLASLT_WORKSPACE, PRODUCTS_WITH_BIAS, backward=False)
+    states = Workspace(device.sm_count * device.threads_per_sm * RNN_RANDOM_STATE, RNNS, backward=False)
+    return (*caller, states, Workspace(size, PRODUCTS, backward=True))
 
 
-def during(call: Call, device: Device) -> tuple[int, ...]:
-    """Blocks that a call allocates and gives back, in bytes."""
+def during(call: Call, device: Device) -> Groups:
+    """Blocks that a call allocates and gives back, in bytes: groups one after another, the blocks of a group at once."""
     rule = RULES.get(call.name)
     return () if rule is None else rule(call, device)
 
 
-def _attention_backward(call: Call, _: Device) -> tuple[int, ...]:
+def _attention_backward(call: Call, _: Device) -> Groups:
     """cuDNN and flash sum dQ in fp32 beside a row sum; with grouped heads dK and dV exist once per query head first."""
     grad, q, k, v = call.tensors[:4]
     batch, heads, rows, size = q.shape
@@ -47,10 +60,10 @@ def _attention_backward(call: Call, _: Device) -> tuple[int, ...]:
     sums = batch * heads * rounded * 4
     queries = batch * heads * rounded * size * 4
     grouped = 0 if k.shape[1] == heads else 2 * batch * heads * k.shape[2] * size * ITEM_BYTES[k.dtype]
-    return (queries + sums,) if not grouped else (queries + sums, grouped)
+    return ((queries + sums,),) if not grouped else ((queries + sums, grouped),)
 
 
-def _column_sum(call: Call, device: Device) -> tuple[int, ...]:
+def _column_sum(call: Call, device: Device) -> Groups:
     """Partial sums of a reduction over rows that is spread over thread blocks (aten/native/cuda/Reduce.cuh)."""
     source = call.tensors[0]
     result = call.results[0]
@@ -68,7 +81,7 @@ def _column_sum(call: Call, device: Device) -> tuple[int, ...]:
     if each < block_y * 16 and each < 256 or grid > target:
         return ()
     blocks = max(min(-(-target // grid), -(-each // 16)), -(-each // 256))
-    return () if blocks <= 1 else (4 * columns * blocks * block_x * vector,)
+    return () if blocks <= 1 else ((4 * columns * blocks * block_x * vector,),)
 
 
 def _rows_columns(source: TensorSpec, result: TensorSpec) -> tuple[int, int]:
@@ -88,7 +101,87 @@ def _power_below(value: int) -> int:
     return 1 << (max(1, value).bit_length() - 1)
 
 
-RULES: dict[str, Callable[[Call, Device], tuple[int, ...]]] = {
+def _norm_copy(call: Call, _: Device) -> Groups:
+    """Layer norm reads rows: an input that is not contiguous is copied first."""
+    source = call.tensors[0]
+    return () if source.stride is None else ((_bytes(source),),)
+
+
+def _group_norm(call: Call, _: Device) -> Groups:
+    """A scale and a shift for each sample and channel, in fp32 (aten/native/cuda/group_norm_kernel.cu)."""
+    samples, channels = call.tensors[0].shape[:2]
+    return ((4 * samples * channels,) * 2,)
+
+
+def _convolution(call: Call, device: Device) -> Groups:
+    """cuDNN's tensor-core kernels read channels last: copies of what they read and write lie in the workspace."""
+    source, weight = call.tensors[:2]
+    return _transformed(source, call.results[0], weight, call.arguments, device)
+
+
+def _convolution_backward(call: Call, device: Device) -> Groups:
+    """The gradients of input and weight, one after the other; an incoming gradient that is not contiguous is copied before."""
+    grad, source, weight = call.tensors[:3]
+    wanted = call.arguments[-1]
+    copied = () if grad.stride is None or _channels_last(grad) else (_bytes(grad),)
+    passes = _transformed(source, grad, weight, call.arguments[1:], device) * sum(map(bool, wanted[:2]))
+    return tuple(copied + blocks for blocks in passes) or ((copied,) if copied else ())
+
+
+def _rnn(call: Call, _: Device) -> Groups:
+    """A copy of the input with steps first, and cuDNN's workspace: the gates of one layer before and after the recurrence
+    (2 % above what an LSTM took on an H200)."""
+    given = call.tensors
+    forward = call.name.startswith("rigplan.rnn_forward")
+    mode, source, state = call.arguments[0 if forward else 1], given[0 if forward else 1], given[1 if forward else 2]
+    elements = math.prod(source.shape[:2]) * state.shape[-1] * 2 * RNN_GATES[mode]
+    copied = (_bytes(source),) if call.arguments[-1] else ()
+    return ((*copied, elements * ITEM_BYTES[source.dtype]),)
+
+
+def _transformed(
+    source: TensorSpec, result: TensorSpec, weight: TensorSpec, arguments: tuple[Any, ...], device: Device
+) -> Groups:
+    """Input, output and weights with channels last and padded to 16 bytes: one block. `arguments` start at the input.
+
+    None in full fp32 (kernels without tensor cores read channels first), for a convolution by 1 whose rows are aligned
+    (a plain matmul), and for torch's own depthwise kernels.
+    """
+    stride, groups = arguments[3], arguments[-1] if isinstance(arguments[-1], int) else arguments[-2]
+    depthwise = groups > 1 and groups == source.shape[1]
+    tensor_cores = weight.dtype in ("bf16", "f16") or (weight.dtype == "f32" and device.tf32 and device.capability >= (8, 0))
+    if depthwise or _channels_last(source) or not tensor_cores:
+        return ()
+    pointwise = math.prod(weight.shape[2:]) == 1
+    image_bytes = math.prod(source.shape[2:]) * ITEM_BYTES[source.dtype]
+    if pointwise and math.prod(stride) == 1 and image_bytes % 8 == 0:
+        return ()
+    kernel = 0 if pointwise else _padded_bytes(weight)
+    return ((_padded_bytes(source) + _padded_bytes(result) + kernel,),)
+
+
+def _padded_bytes(tensor: TensorSpec) -> int:
+    """Of [n, channels, ...] with the channels of each place rounded up to 16 bytes."""
+    samples, channels, *places = tensor.shape
+    row = -(-channels * ITEM_BYTES[tensor.dtype] // 16) * 16
+    return samples * row * math.prod(places)
+
+
+def _channels_last(tensor: TensorSpec) -> bool:
+    return tensor.stride is not None and len(tensor.shape) > 2 and tensor.stride[1] == 1 and tensor.shape[1] > 1
+
+
+def _bytes(tensor: TensorSpec) -> int:
+    return tensor.elements * ITEM_BYTES[tensor.dtype]
+
+
+RULES: dict[str, Callable[[Call, Device], Groups]] = {
     "rigplan.attention_backward.default": _attention_backward,
     "sum.dim_IntList": _column_sum,
+    "native_layer_norm.default": _norm_copy,
+    "native_group_norm.default": _group_norm,
+    "rigplan.rnn_forward.default": _rnn,
+    "rigplan.rnn_backward.default": _rnn,
+    "convolution.default": _convolution,
+    "convolution_backward.default": _convolution_backward,
 }

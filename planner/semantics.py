@@ -5,7 +5,7 @@ that copy. Here the dispatcher is told CUDA's rules for as long as a trace lasts
 AutocastCPU and AutogradCPU), so they also hold inside torch's own composites and while a checkpoint is recomputed, where
 a function mode would be switched off.
 
-Sources: torch/csrc/autograd and aten/src/ATen/autocast_mode.h (the CUDA lists), aten/native/transformers (kernel choice).
+Sources: torch/csrc/autograd and aten/src/ATen/autocast_mode.h (the CUDA lists), aten/native/cudnn/RNN.cpp.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from planner import fused_ops  # noqa: F401  registers the operators used below
+from planner import attention, fused_ops
 
 aten: Any = torch.ops.aten
 rigplan: Any = torch.ops.rigplan
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-_LOW = (torch.bfloat16, torch.float16)
+_LOW = attention.HALF
 
 # Operators whose floating inputs CUDA's autocast turns to fp32.
 TO_FP32 = (
@@ -31,7 +31,9 @@ TO_FP32 = (
     "group_norm cosine_similarity nll_loss nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss "
     "poisson_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss "
     "triplet_margin_loss binary_cross_entropy_with_logits cdist dist pdist renorm logsumexp pow.Tensor_Scalar "
-    "pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim"
+    "pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+    "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
 ).split()
 # Operators that get `dtype=fp32` instead of a copy of their input: (name, position of dtype among the arguments).
 TO_FP32_OUTPUT = {
@@ -41,33 +43,6 @@ TO_FP32_OUTPUT = {
 TO_WIDEST = ("addcdiv", "addcmul", "scatter_add", "index_put", "dot", "atan2", "grid_sampler")
 # Operators that cpu's autocast casts and CUDA's leaves alone: what they are made of is cast instead.
 LEFT_ALONE = ("cross_entropy_loss", "avg_pool3d", "trace", "quantile", "stft", "cat", "stack")
-
-
-def attention_kernel(
-    dtype: torch.dtype,
-    head_size: int,
-    *,
-    capability: tuple[int, int],
-    mask: bool,
-    mask_needs_grad: bool = False,
-    grouped: bool = False,
-    dropout: bool = False,
-) -> str:
-    """The kernel scaled_dot_product_attention takes on a GPU: 'cudnn', 'flash', 'efficient' or 'math'.
-
-    Order of preference and conditions as in aten/native/transformers/cuda/sdp_utils.cpp: cuDNN first on Hopper and later,
-    flash from Ampere on without a mask, memory-efficient wherever heads are not grouped, else plain matmuls.
-    """
-    half = dtype in _LOW
-    if half and capability >= (9, 0) and not mask_needs_grad and head_size <= 128 and head_size % 8 == 0:
-        return "cudnn"
-    if half and capability >= (8, 0) and not mask and head_size <= 256:
-        return "flash"
-    if capability >= (5, 0) and not grouped and dtype in (*_LOW, torch.float32):
-        if dtype == torch.bfloat16 and capability < (8, 0):
-            return "math"
-        return "efficient"
-    return "math"
 
 
 @contextmanager
@@ -87,7 +62,8 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
         library.impl("softmax.int", _softmax(aten._softmax.default), "AutogradCPU")
         library.impl("log_softmax.int", _softmax(aten._log_softmax.default), "AutogradCPU")
         library.impl("dropout", _dropout, "AutogradCPU")
-        library.impl("scaled_dot_product_attention", _attention(capability), "AutogradCPU")
+        library.impl("linear", _linear, "AutogradCPU")
+        library.impl("scaled_dot_product_attention", attention.replacement(capability), "AutogradCPU")
         for mode in fused_ops.RNN_MODES:
             library.impl(f"{mode}.input", _rnn(mode), "AutogradCPU")
             library.impl(f"{mode}.input", _rnn_autocast(mode), "AutocastCPU")
@@ -160,26 +136,15 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> Any:
     return aten.native_dropout.default(x, p, True)[0] if p < 1 else x * 0
 
 
-def _attention(capability: tuple[int, int]) -> Callable[..., Any]:
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
-        kernel = attention_kernel(
-            q.dtype,
-            max(q.shape[-1], v.shape[-1]),
-            capability=capability,
-            mask=attn_mask is not None,
-            mask_needs_grad=attn_mask is not None and attn_mask.requires_grad,
-            grouped=enable_gqa and q.shape[-3] != k.shape[-3],
-            dropout=dropout_p > 0,
-        )
-        if kernel == "math" or q.dim() != 4:
-            math = aten._scaled_dot_product_attention_math.default
-            return math(q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
-        return rigplan.attention_forward(q, k, v, attn_mask, dropout_p, is_causal, kernel)[0]
-
-    return run
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """torch's linear (aten/native/Linear.cpp), which treats subclasses such as fakes apart: their bias is not added in place."""
+    if bias is None:
+        return aten.matmul(x, weight.t())
+    if x.dim() == 2:
+        return aten.addmm(bias, x, weight.t())
+    if x.dim() > 2 and x.is_contiguous():
+        return aten.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t()).view(*x.shape[:-1], weight.shape[0])
+    return aten.matmul(x, weight.t()).add_(bias)
 
 
 def _rnn(mode: str) -> Callable[..., Any]:

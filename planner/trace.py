@@ -7,9 +7,9 @@ and nothing is computed; torch's own autograd decides what is kept and when it d
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from catalog.errors import RigplanError
 from planner import models
+from planner.cache import TraceKnobs
 from planner.optimizers import build_optimizer, clip_gradients
 from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
@@ -25,19 +26,6 @@ from planner.workload import Parameter, Workload
 from planner.wrappers import checkpointing, lora
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class TraceKnobs:
-    """What of a strategy and a machine changes the trace itself."""
-
-    precision: str
-    attention: str
-    checkpointing: str
-    optimizer: str
-    optimizer_implementation: str
-    max_grad_norm: float | None
-    capability: tuple[int, int]
 
 
 def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int) -> Workload:
@@ -73,7 +61,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             raise RigplanError(f"the trace failed in {type(error).__name__}: {str(error).splitlines()[0]}") from error
         segments["micro_step"] = recorder.segment()
         ready = [_parameter(name, value, recorder) for name, value in parameters]
-        segments |= _optimizer_steps([value for _, value in parameters], knobs, recorder)
+        segments |= _optimizer_steps(module, knobs, recorder)
         workload = Workload(
             micro_batch=micro_batch,
             calls=tuple(recorder.calls),
@@ -118,10 +106,10 @@ def _loss_of(result: Any) -> torch.Tensor:
     return loss  # type: ignore[no-any-return]
 
 
-def _optimizer_steps(parameters: list[torch.nn.Parameter], knobs: TraceKnobs, recorder: Recorder) -> dict[str, Any]:
+def _optimizer_steps(module: torch.nn.Module, knobs: TraceKnobs, recorder: Recorder) -> dict[str, Any]:
     segments = {}
-    trained = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is not None]
-    optimizer = build_optimizer(knobs.optimizer, trained, knobs.optimizer_implementation)
+    trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    optimizer = build_optimizer(knobs.optimizer, knobs.optimizer_implementation, module)
     for name in ("optimizer_first", "optimizer"):
         recorder.start("optimizer")
         recorder.phase("optimizer")
@@ -156,7 +144,7 @@ def _fake(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.
             part._buffers[name] = fresh
         if isinstance(part, torch.nn.RNNBase):
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
-            part._flat_weight_refs = []
+            part._flat_weight_refs = [weakref.ref(weight) for weight in part._flat_weights]
     for index, (_, parameter) in enumerate(named):
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_ready(recorder, index))

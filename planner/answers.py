@@ -1,0 +1,121 @@
+"""Answers: measured and modelled quantities put into the words and units of the answer."""
+
+from __future__ import annotations
+
+from catalog.price import default_offer
+from catalog.system import energy_facts
+from planner.answer import Known, Memory, Run, Step, Throughput, weakest
+from planner.fit import Fit
+from planner.machine import Machine, overheads
+from planner.spec import Spec
+from planner.step import StepTime
+from planner.strategy import BatchPlan
+from planner.workload import Workload
+
+DAY_S = 86_400.0
+HOUR_S = 3_600.0
+
+
+def memory_answer(found: Fit, machine: Machine) -> Memory:
+    """Memory of one GPU. The trace is exact and the residual measured on a GPU; usable memory may be derived."""
+    known: Known = "measured" if machine.known == "measured" else "transferred"
+    timeline = found.timeline
+    return Memory(
+        peak_allocated_bytes=timeline.peak_allocated_bytes,
+        peak_reserved_bytes=timeline.peak_reserved_bytes,
+        device_bytes=found.device_bytes,
+        usable_bytes=machine.usable_bytes,
+        low_bytes=found.low_bytes,
+        high_bytes=found.high_bytes,
+        peak_phase=timeline.peak_phase,
+        by_category=timeline.by_category,
+        known=known,
+    )
+
+
+def step_answer(time: StepTime, machine: Machine) -> Step:
+    """Seconds of one optimizer step with the range that its least known term and the host's share give it."""
+    known = weakest(*time.words)  # type: ignore[arg-type]
+    half = overheads()["range"][known]
+    share = time.host_bound_share
+    width = float(half["device"]) * (1 - share) + float(half["host"]) * share
+    return Step(
+        seconds=time.seconds,
+        low_seconds=max(time.floor_seconds, time.seconds / (1 + width)),
+        high_seconds=time.seconds * (1 + width),
+        forward_seconds=time.forward_seconds,
+        backward_seconds=time.backward_seconds,
+        optimizer_seconds=time.optimizer_seconds,
+        communication_seconds=time.communication_seconds,
+        exposed_communication_seconds=time.exposed_communication_seconds,
+        host_bound_share=share,
+        floor_seconds=time.floor_seconds,
+        known=known,
+    )
+
+
+def throughput_answer(step: Step, time: StepTime, batches: BatchPlan, workload: Workload, machine: Machine) -> Throughput:
+    """Samples of the whole machine, tokens of one GPU, and MFU: model FLOP (full attention) over the dense peak."""
+    samples = batches.global_batch / step.seconds
+    tokens = workload.samples_to_tokens
+    peak = _peak(workload, machine)
+    return Throughput(
+        samples_per_second=samples,
+        tokens_per_second_per_gpu=samples * tokens / machine.count if tokens > 1 else None,
+        mfu=time.flop / step.seconds / peak,
+    )
+
+
+def _peak(workload: Workload, machine: Machine) -> float:
+    peaks = machine.accelerator.peak_flop_per_s
+    low = {spec.dtype for call in workload.calls for spec in call.results if call.name.startswith(("mm.", "addmm.", "bmm.", "convolution."))}
+    if "bf16" in low and "bf16" in peaks:
+        return peaks["bf16"]
+    return peaks["fp16"] if "f16" in low and "fp16" in peaks else peaks.get("fp32", next(iter(peaks.values())))
+
+
+def run_answer(spec: Spec, step: Step, batches: BatchPlan, workload: Workload, machine: Machine) -> Run | None:
+    """Days, GPU-hours, USD and energy of the whole of `data.total`; None without one."""
+    total = spec.data.amount()
+    if total is None:
+        return None
+    samples = {
+        "steps": total.amount * batches.global_batch,
+        "samples": total.amount,
+        "tokens": total.amount / workload.samples_to_tokens,
+        "epochs": total.amount * (total.epoch_samples or 0),
+    }[total.kind]
+    steps = max(1, round(samples / batches.global_batch))
+    days = steps * step.seconds / DAY_S
+    gpu_hours = days * 24 * machine.count
+    usd, source, date = _price(machine)
+    return Run(
+        steps=steps,
+        days=days,
+        low_days=steps * step.low_seconds / DAY_S,
+        high_days=steps * step.high_seconds / DAY_S,
+        gpu_hours=gpu_hours,
+        cost_usd=None if usd is None else usd * gpu_hours,
+        cost_source=source,
+        cost_date=date,
+        energy_kwh=_energy_kwh(gpu_hours, machine),
+    )
+
+
+def _price(machine: Machine) -> tuple[float | None, str | None, str | None]:
+    if machine.choice.usd_per_gpu_hour is not None:
+        return machine.choice.usd_per_gpu_hour, "price given in the spec", None
+    offer = default_offer(machine.accelerator.name)
+    if offer is None:
+        from catalog.price import cost_unknown_reason
+
+        return None, cost_unknown_reason(machine.accelerator.name), None
+    return offer.amount_usd, offer.cost_source, offer.cost_date
+
+
+def _energy_kwh(gpu_hours: float, machine: Machine) -> float | None:
+    if machine.accelerator.tdp_w is None:
+        return None
+    facts = energy_facts()
+    watts = machine.accelerator.tdp_w * facts["server_over_gpu_tdp"] * facts["training_share_of_peak"] * facts["pue"]
+    return watts * gpu_hours / 1000

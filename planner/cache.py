@@ -1,0 +1,210 @@
+"""Cache: workloads kept on disk, so that the second answer needs neither torch nor a trace.
+
+A workload is kept under everything that decides it: model, lengths, knobs, micro-batch, the versions of torch and
+transformers, and the tracing code itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from catalog import presets
+from planner.call import from_json, to_json
+from planner.spec import DataSpec, ModelSpec
+from planner.workload import Events, NotAffine, Parameter, Workload, WorkloadFamily
+
+if TYPE_CHECKING:
+    from planner.strategy import Strategy
+
+TRACING = ("trace.py", "recorder.py", "semantics.py", "fused_ops.py", "optimizers.py", "models.py", "model_inputs.py",
+           "model_lengths.py", "model_factory.py", "wrappers/checkpointing.py", "wrappers/lora.py")  # fmt: skip
+# Two micro-batches that any larger one is read off from; 1 is traced by itself, as sizes of 1 change what is contiguous.
+ANCHORS = (2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceKnobs:
+    """What of a strategy and a machine changes the trace itself."""
+
+    precision: str
+    attention: str
+    checkpointing: str
+    optimizer: str
+    optimizer_implementation: str
+    max_grad_norm: float | None
+    capability: tuple[int, int]
+
+    @classmethod
+    def of(cls, strategy: Strategy, capability: tuple[int, int]) -> TraceKnobs:
+        """Knobs brought to what makes a difference: tf32 traces as fp32, and only half-precision fused attention asks
+        the GPU's generation."""
+        precision = "fp32" if strategy.precision == "tf32" else strategy.precision
+        asks = strategy.attention != "eager" and precision != "fp32"
+        generation = _generation(capability) if asks else (8, 0)
+        return cls(
+            precision, strategy.attention, strategy.checkpointing, strategy.optimizer, strategy.optimizer_implementation,
+            strategy.max_grad_norm, generation,
+        )  # fmt: skip
+
+
+def _generation(capability: tuple[int, int]) -> tuple[int, int]:
+    """The oldest capability whose attention kernels are chosen alike."""
+    return max((known for known in ((5, 0), (8, 0), (9, 0), (10, 0), (12, 0)) if known <= capability), default=(5, 0))
+
+
+class Workloads:
+    """The workloads of one model and its data. `progress` is told before each trace."""
+
+    def __init__(self, model: ModelSpec, data: DataSpec, progress: Callable[[str], None] | None = None) -> None:
+        self.model, self.data = model, data.model_copy(update={"total": None})
+        self.progress = progress or (lambda _: None)
+        self._known: dict[tuple[TraceKnobs, int], Workload] = {}
+        self._families: dict[TraceKnobs, WorkloadFamily | None] = {}
+
+    def at(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
+        """The workload at exactly this micro-batch, traced if it is not known."""
+        key = (knobs, micro_batch)
+        if key not in self._known:
+            path = self._path(knobs, micro_batch)
+            found = load(path)
+            if found is None:
+                self.progress(f"tracing {self.title} at micro-batch {micro_batch} ({knobs.precision}, {knobs.attention})")
+                found = self._trace(knobs, micro_batch)
+                save(found, path)
+            self._known[key] = found
+        return self._known[key]
+
+    def searched(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
+        """The workload at any micro-batch, read off two traces where the model allows it."""
+        if micro_batch < ANCHORS[0]:
+            return self.at(knobs, micro_batch)
+        key = (knobs, micro_batch)
+        if key not in self._known and knobs not in self._families:
+            self._families[knobs] = WorkloadFamily(*(self.at(knobs, anchor) for anchor in ANCHORS))
+        family = self._families.get(knobs)
+        if key not in self._known and family is not None:
+            try:
+                self._known[key] = family.at(micro_batch)
+            except NotAffine:
+                self._families[knobs] = None
+        return self._known[key] if key in self._known else self.at(knobs, micro_batch)
+
+    @property
+    def title(self) -> str:
+        model = self.model
+        return model.name or model.module or (model.config if isinstance(model.config, str) else "the given config")
+
+    def _trace(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
+        from planner.trace import trace  # torch is needed only now
+
+        return trace(self.model, self.data, knobs, micro_batch)
+
+    def _path(self, knobs: TraceKnobs, micro_batch: int) -> Path:
+        asked = {
+            "model": self.model.model_dump(mode="json", exclude={"attention"}),
+            "contents": _contents(self.model),
+            "data": self.data.model_dump(mode="json"),
+            "knobs": asdict(knobs),
+            "micro_batch": micro_batch,
+            "made_by": _made_by(),
+        }
+        name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+        return folder() / f"{name}.npz"
+
+
+def folder() -> Path:
+    """Where workloads are kept: $XDG_CACHE_HOME/rigplan, else ~/.cache/rigplan."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rigplan"
+
+
+def save(workload: Workload, path: Path) -> None:
+    """Write a workload; a folder that cannot be written to costs time later, never the answer."""
+    meta = {
+        "micro_batch": workload.micro_batch,
+        "calls": [to_json(call) for call in workload.calls],
+        "segments": list(workload.segments),
+        "parameters": [asdict(parameter) for parameter in workload.parameters],
+        **{name: getattr(workload, name) for name in ("samples_to_tokens", "family", "task", "assumptions")},
+        "versions": dict(workload.versions),
+    }
+    columns = {
+        f"{name}.{column}": getattr(events, column)
+        for name, events in workload.segments.items()
+        for column in ("codes", "values", "views")
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            np.savez(
+                file,
+                meta=np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
+                block_bytes=workload.block_bytes,
+                block_categories=workload.block_categories,
+                **columns,
+            )
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+def load(path: Path) -> Workload | None:
+    """A kept workload; None when there is none that can be read."""
+    try:
+        with np.load(path) as data:
+            meta: Mapping[str, Any] = json.loads(data["meta"].tobytes())
+            return Workload(
+                micro_batch=meta["micro_batch"],
+                calls=tuple(from_json(call) for call in meta["calls"]),
+                segments={
+                    name: Events(*(data[f"{name}.{column}"] for column in ("codes", "values", "views")))
+                    for name in meta["segments"]
+                },
+                block_bytes=data["block_bytes"],
+                block_categories=data["block_categories"],
+                parameters=tuple(
+                    replace(Parameter(**parameter), shape=tuple(parameter["shape"])) for parameter in meta["parameters"]
+                ),
+                samples_to_tokens=meta["samples_to_tokens"],
+                family=meta["family"],
+                task=meta["task"],
+                assumptions=tuple(meta["assumptions"]),
+                versions=meta["versions"],
+            )
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+@cache
+def _made_by() -> dict[str, str]:
+    here = Path(__file__).parent
+    code = hashlib.sha256(b"".join((here / name).read_bytes() for name in TRACING)).hexdigest()
+    return {"code": code, **{name: _version(name) for name in ("torch", "transformers", "peft")}}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _contents(model: ModelSpec) -> str:
+    """What a name or path stands for today, so that an edited file is traced anew."""
+    if isinstance(model.config, str):
+        return Path(model.config).read_text(encoding="utf-8")
+    if model.module is not None:
+        file = Path(model.module.rpartition(":")[0])
+        return file.read_text(encoding="utf-8") if file.suffix == ".py" and file.is_file() else ""
+    preset = presets.lookup(model.name) if model.name else None
+    return "" if preset is None else json.dumps(dict(preset.config), sort_keys=True, default=str)

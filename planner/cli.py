@@ -1,0 +1,215 @@
+"""The command line: `rigplan fits|estimate|plan SPEC`, the catalog's commands, and `calibrate`, loaded when called.
+
+Exit codes: 0 yes; 1 does not fit, or nothing within the budget; 2 wrong input, told in a line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from catalog.errors import RigplanError
+from planner import __version__
+
+if TYPE_CHECKING:
+    from planner.answer import Estimate, Plan
+    from planner.ladder import Rung
+    from planner.limits import Limit
+    from planner.spec import Spec
+
+YES, NO, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+# Commands of other files, imported when they are called: --help stays light, and planner never imports calibrate.
+ELSEWHERE = {
+    "calibrate": ("calibrate.cli:calibrate", "Measure this machine into a profile, and check estimates against it."),
+    "gpus": ("planner.catalog_commands:gpus", "Show the accelerators of the catalog, or one of them."),
+    "models": ("planner.model_commands:models", "Show the models that are known by name."),
+    "prices": ("planner.catalog_commands:prices", "Show what accelerators cost by the hour and to buy."),
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *ELSEWHERE]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = ELSEWHERE[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own = {name: command.get_short_help_str(90) for name, command in self.commands.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(list((own | {name: text for name, (_, text) in ELSEWHERE.items()}).items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RigplanError as error:
+            _refuse(error)
+
+
+def _refuse(error: RigplanError) -> NoReturn:
+    for line in str(error).splitlines() or ["unknown mistake"]:
+        click.echo(f"rigplan: error: {line}", err=True)
+    raise click.exceptions.Exit(WRONG_INPUT)
+
+
+def _leave(code: int) -> None:
+    if code != YES:
+        raise click.exceptions.Exit(code)
+
+
+@click.group("rigplan", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rigplan")
+def rigplan() -> None:
+    """Before money is spent on training: will it fit, how long will it take, what will it cost.
+
+    SPEC is a YAML file, or - for standard input. Exit code 0: yes; 1: it does not fit, or nothing is within the
+    budget; 2: wrong input.
+    """
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    for decorate in (
+        click.option(
+            "--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, as the Python answer."),
+        click.argument("spec", metavar="SPEC"),
+    ):
+        command = decorate(command)
+    return command
+
+
+@rigplan.command(short_help="Will it fit? The memory of one GPU, and what would help.")
+@_common
+@click.option("--ladder", "with_ladder", is_flag=True, help="Show what would save memory even where it fits.")
+@click.option(
+    "--max",
+    "furthest",
+    type=click.Choice(["micro-batch", "sequence-length"]),
+    help="Instead find the largest that fits.",
+)
+def fits(spec: str, as_json: bool, profile: str, with_ladder: bool, furthest: str | None) -> None:
+    """Will it fit? The memory of one GPU by what holds it, a verdict with its range, and what would help."""
+    from planner.answer import Estimate, Plan
+    from planner.report.progress import Progress
+    from planner.search import fits as answer
+    from planner.spec import Spec
+
+    asked = Spec.load(spec)
+    rungs: list[Rung] = []
+    with Progress() as progress:
+        if furthest is not None:
+            from planner.limits import furthest_fitting
+
+            found: Estimate | Plan | Limit = furthest_fitting(asked, furthest, profile=profile, progress=progress)
+        else:
+            found = answer(asked, profile=profile, progress=progress)
+            if isinstance(found, Estimate) and (with_ladder or found.verdict != "fits") and not as_json:
+                from planner.ladder import climb
+
+                rungs = climb(asked, found, profile=profile, progress=progress)
+    if isinstance(found, Estimate):
+        _leave(_tell_estimate(found, as_json, rungs))
+    elif isinstance(found, Plan):
+        _leave(_tell_plan(found, as_json, every=False))
+    else:
+        click.echo(found.to_json() if as_json else found.text)
+        _leave(YES if found.value is not None else NO)
+
+
+@rigplan.command(short_help="Memory, step time, days and cost of one combination.")
+@_common
+def estimate(spec: str, as_json: bool, profile: str) -> None:
+    """Memory, step time, days and cost of a spec that leaves one combination."""
+    from planner.report.progress import Progress
+    from planner.search import estimate as answer
+    from planner.spec import Spec
+
+    asked = Spec.load(spec)
+    with Progress() as progress:
+        found = answer(asked, profile=profile, progress=progress)
+    code = _tell_estimate(found, as_json, [])
+    from planner.rank import over_budget
+
+    _leave(NO if over_budget(found, asked.budget) else code)
+
+
+@rigplan.command(short_help="Every combination of a spec, ranked; and why the others are out.")
+@_common
+@click.option(
+    "--objective", type=click.Choice(["cost", "time", "pareto"]), help="What comes first, instead of the spec's."
+)
+@click.option("--all", "every", is_flag=True, help="Show every row of a long table.")
+def plan(spec: str, as_json: bool, profile: str, objective: str | None, every: bool) -> None:
+    """Every combination of a spec, ranked; the front of time and cost; and why the others are out."""
+    from planner.report.progress import Progress
+    from planner.search import plan as answer
+    from planner.spec import Spec
+
+    asked = Spec.load(spec)
+    if objective is not None:
+        asked = asked.model_copy(update={"objective": objective})
+    with Progress() as progress:
+        found = answer(asked, profile=profile, progress=progress)
+        if not found.ranked and not as_json:
+            found = _with_nearest(asked, found, profile, progress)
+    _leave(_tell_plan(found, as_json, every))
+
+
+def _with_nearest(asked: Spec, found: Plan, profile: str, progress: Callable[[str], None]) -> Plan:
+    """A plan in which nothing works, with what would have as a note."""
+    from planner.ladder import nearest
+
+    note = nearest(asked, found, profile=profile, progress=progress)
+    return found.model_copy(update={"notes": [note, *found.notes]}) if note else found
+
+
+def _tell_estimate(found: Estimate, as_json: bool, rungs: list[Rung]) -> int:
+    from planner.report.estimate import page
+
+    if as_json:
+        click.echo(found.model_dump_json(indent=2))
+    else:
+        click.echo(page(found))
+        if rungs:
+            from planner.report.ladder import steps
+
+            click.echo(steps(found, rungs))
+    return NO if found.verdict == "does-not-fit" else YES
+
+
+def _tell_plan(found: Plan, as_json: bool, every: bool) -> int:
+    from planner.report.plan import page
+
+    click.echo(found.model_dump_json(indent=2) if as_json else page(found, every=every))
+    return YES if found.ranked else NO
+
+
+def main() -> None:
+    """The `rigplan` command."""
+    try:
+        code = rigplan.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("rigplan: interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        _show(error)
+        sys.exit(WRONG_INPUT)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(YES)
+    sys.exit(code if isinstance(code, int) else YES)
+
+
+def _show(error: click.ClickException) -> None:
+    hint = " (see --help)" if isinstance(error, click.UsageError) else ""
+    click.echo(f"rigplan: error: {error.format_message()}{hint}".replace("\n", " "), err=True)

@@ -1,0 +1,194 @@
+"""Collectives: how communication stands in a workload, and how it overlaps with computation.
+
+A collective is a Call in the order in which the host issues it; `WAIT` is the event at which the device needs its result.
+The link runs collectives one after another in that order. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.call import ITEM_BYTES, Call, TensorSpec
+from planner.workload import CALL, Events, Workload
+
+Seconds = npt.NDArray[np.float64]
+
+PREFIX = "collective."
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+# The event after which the device uses what a collective brought; its value counts collectives within the segment.
+WAIT = 5
+# Groups of ranks, by what they share: parameters' shards, replicas of them, one layer, or everything.
+GROUPS = ("shard", "replicate", "tensor", "world")
+# Where the input comes from: the device computed it just now, or it lies ready in memory (a shard of the weights).
+COMPUTED, STORED = "computed", "stored"
+
+
+def collective(kind: str, dtype: str, elements: int, group: str, source: str = COMPUTED) -> Call:
+    """A collective over `elements` of the full tensor: what an all-gather gives, what a reduce-scatter takes.
+
+    Raises ValueError for a kind or group that is not in KINDS and GROUPS.
+    """
+    if kind not in KINDS or group not in GROUPS:
+        raise ValueError(f"no collective {kind} over {group}; kinds are {', '.join(KINDS)}, groups {', '.join(GROUPS)}")
+    return Call(PREFIX + kind, (TensorSpec(dtype, (elements,)),), (("group", group), ("input", source)), ())
+
+
+def is_collective(call: Call) -> bool:
+    return call.name.startswith(PREFIX)
+
+
+def kind_of(call: Call) -> str:
+    return call.name.removeprefix(PREFIX)
+
+
+def group_of(call: Call) -> str:
+    return str(dict(call.keywords)["group"])
+
+
+def size_of(call: Call) -> int:
+    """Bytes of the full tensor."""
+    spec: TensorSpec = call.arguments[0]
+    return spec.elements * ITEM_BYTES[spec.dtype]
+
+
+def traffic(workload: Workload, segment: str) -> list[tuple[str, str, int]]:
+    """(kind, group, bytes) of a segment's collectives, in the order of issue."""
+    calls = (workload.calls[index] for index in workload.calls_in(segment))
+    return [(kind_of(call), group_of(call), size_of(call)) for call in calls if is_collective(call)]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A segment on three queues. `finished` is the device's clock after each event; all seconds are absolute clocks
+    but for the last three, which are lengths: of all collectives, of the device waiting for them, and of the device's
+    work being slowed by collectives that run beside it."""
+
+    finished: Seconds
+    device: float
+    link: float
+    communication_seconds: float
+    exposed_seconds: float
+    slowed_seconds: float
+
+
+def schedule(
+    events: Events,
+    compute: Seconds,
+    issued: Seconds,
+    transfer: Seconds,
+    stored: npt.NDArray[np.bool_],
+    *,
+    device: float = 0.0,
+    link: float = 0.0,
+    sm_share: float = 0.0,
+) -> Schedule:
+    """Run a segment: max-plus of the host (`issued`, when each event is issued), the device and the link.
+
+    `compute` and `transfer` are each event's seconds on the device and on the link; one of the two is zero. A collective
+    starts when it is issued, the link is free, and its input is there: after the device's earlier work, or for a stored
+    input once the device has taken over the gather before (one unit ahead, as FSDP2's buffers allow). Collectives that
+    nobody waits for keep the link, not the device. `sm_share` is the part of the device that a collective's kernels take.
+    """
+    marks = np.flatnonzero((transfer > 0) | (events.codes == WAIT))
+    finished = np.empty(len(events), dtype=np.float64)
+    started_at, ends = 0, list[float]()
+    taken = device  # when the device took over the last stored input that it waited for
+    sources = list[bool]()
+    exposed = 0.0
+    communication = float(transfer.sum())
+    for mark in (*marks.tolist(), len(events)):
+        device = _run(finished, compute, issued, started_at, mark, device)
+        started_at = mark
+        if mark == len(events):
+            break
+        now = float(issued[mark])
+        if events.codes[mark] == WAIT:
+            which = int(events.values[mark])
+            if which < len(ends):
+                end = ends[which]
+                exposed += max(0.0, end - max(device, now))
+                device = max(device, end)
+                if sources[which]:
+                    taken = device
+            finished[mark] = device
+        else:
+            start = max(link, now, taken if stored[mark] else device)
+            link = start + float(transfer[mark])
+            ends.append(link)
+            sources.append(bool(stored[mark]))
+            finished[mark] = device
+        started_at = mark + 1
+    slowed = sm_share * max(0.0, communication - exposed)
+    return Schedule(finished, device + slowed, link, communication, exposed, slowed)
+
+
+def _run(finished: Seconds, compute: Seconds, issued: Seconds, first: int, last: int, device: float) -> float:
+    """The device's clock over events that neither communicate nor wait."""
+    if first == last:
+        return device
+    length = compute[first:last]
+    done = np.cumsum(length)
+    ready = np.where(length > 0, issued[first:last], -np.inf)
+    clock = done + np.maximum(device, np.maximum.accumulate(ready - (done - length)))
+    finished[first:last] = clock
+    return float(clock[-1])
+
+
+def per_event(events: Events, seconds: Seconds) -> Seconds:
+    """`seconds` of each call, laid out over events; zero where an event is no call."""
+    is_call = events.codes == CALL
+    return np.where(is_call, seconds[np.where(is_call, events.values, 0)], 0.0) if len(seconds) else np.zeros(len(events))
+
+
+class Writer:
+    """Writes events after one another; what the passes build their segments with."""
+
+    def __init__(self, calls: tuple[Call, ...]) -> None:
+        self._calls = {call: index for index, call in enumerate(calls)}
+        self._communicate = {index for index, call in enumerate(calls) if is_collective(call)}
+        self._rows: list[tuple[int, int, int]] = []
+        self.collectives = 0
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(self._calls)
+
+    def event(self, code: int, value: int, views: int = 0) -> None:
+        """Copy an event of the workload whose calls this writer was made with."""
+        self._rows.append((code, value, views))
+        if code == CALL and value in self._communicate:
+            self.collectives += 1
+
+    def call(self, call: Call) -> int:
+        """Add a call; for a collective, returns the number to wait for."""
+        index = self._calls.setdefault(call, len(self._calls))
+        self._rows.append((CALL, index, 0))
+        if is_collective(call):
+            self.collectives += 1
+        return self.collectives - 1
+
+    def wait(self, which: int) -> None:
+        self._rows.append((WAIT, which, 0))
+
+    def segment(self) -> Events:
+        """What was written since the last segment."""
+        columns = np.array(self._rows, dtype=np.int64).reshape(-1, 3).T
+        self._rows, self.collectives = [], 0
+        return Events(*(np.ascontiguousarray(column) for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The process groups that a trace runs under: how each parameter is spread. `sharding` is fsdp, fsdp-grad-op, hsdp or none."""
+
+    sharding: str
+    shard: int = 1
+    replicate: int = 1
+    tensor: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.shard * self.replicate * self.tensor

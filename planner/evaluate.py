@@ -1,0 +1,126 @@
+"""Evaluate: the whole way on one page. A spec, one strategy and one machine in, an Estimate out.
+
+    spec ─► strategy, machine ─► workload (traced or kept) ─► memory ─► verdict
+                                        └──────────────────► step time ─► days and cost
+
+Read this first; every line below is a file of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import RigplanError
+from planner import machine as machines
+from planner.answer import Estimate, HardwareUsed, StrategyUsed
+from planner.answers import memory_answer, run_answer, step_answer, throughput_answer
+from planner.cache import TraceKnobs, Workloads
+from planner.call import Call
+from planner.communication import data_parallel_reductions
+from planner.fit import fit
+from planner.machine import Machine
+from planner.spec import Spec
+from planner.step import step_time
+from planner.strategy import BatchPlan, HardwareChoice, Strategy, batch_plan, choices, impossible
+from planner.workload import Workload
+
+Progress = Callable[[str], None]
+# What no answer models yet; listed in every answer that it touches.
+UNMODELLED = ("data loading", "evaluation and checkpoint writing")
+
+
+def estimate(
+    spec: Spec | Mapping[str, Any] | str | Path, *, profile: str = "", progress: Progress | None = None, timed: bool = True
+) -> Estimate:
+    """The estimate of a spec that leaves one combination. Raises RigplanError when it leaves more, or cannot be run."""
+    spec = Spec.load(spec)
+    combinations = list(choices(spec))
+    if len(combinations) > 1:
+        raise RigplanError(f"the spec leaves {len(combinations)} combinations; `rigplan plan` ranks them, an estimate takes one")
+    strategy, choice = combinations[0]
+    machine = machines.resolve(choice, profile)
+    reason = not_possible(strategy, machine)
+    if reason:
+        raise RigplanError(reason)
+    batches = batch_plan(strategy, machine.choice)
+    if isinstance(batches, str):
+        raise RigplanError(batches)
+    workload = Workloads(spec.model, spec.data, progress).at(knobs_of(strategy, machine), batches.micro_batch)
+    return evaluate(spec, strategy, machine, batches, workload, timed=timed)
+
+
+def evaluate(
+    spec: Spec, strategy: Strategy, machine: Machine, batches: BatchPlan, workload: Workload, *, timed: bool = True
+) -> Estimate:
+    """One combination, its batches settled and its workload at hand."""
+    found = fit(workload, strategy, machine, batches.accumulation, replicated=machine.count > 1)
+    time = None
+    if timed:
+        pricing = machine.pricing(tf32=strategy.precision == "tf32")
+        reductions = data_parallel_reductions(workload, machine)
+        time = step_time(workload, pricing, accumulation=batches.accumulation, reductions=reductions)
+    step = None if time is None else step_answer(time, machine)
+    return Estimate(
+        verdict=found.verdict,
+        memory=memory_answer(found, machine),
+        step=step,
+        throughput=None if step is None or time is None else throughput_answer(step, time, batches, workload, machine),
+        run=None if step is None else run_answer(spec, step, batches, workload, machine),
+        strategy=StrategyUsed.of(settled(strategy, batches)),
+        hardware=HardwareUsed.of(machine.choice),
+        parameters=workload.parameter_count,
+        trainable_parameters=workload.trainable_count,
+        flop_per_step=0.0 if time is None else time.flop * machine.count,
+        assumptions=[*workload.assumptions, *machine.assumptions],
+        unmodelled=[*UNMODELLED, *(f"operator {name}" for name in (time.unmodelled if time else ()))],
+    )
+
+
+def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:
+    """The strategy with its batches filled in."""
+    from dataclasses import replace
+
+    return replace(
+        strategy,
+        micro_batch=batches.micro_batch,
+        accumulation=batches.accumulation,
+        global_batch=batches.global_batch,
+    )
+
+
+def knobs_of(strategy: Strategy, machine: Machine) -> TraceKnobs:
+    """What of a combination decides its trace."""
+    return TraceKnobs.of(strategy, machine.device.capability)
+
+
+def not_possible(strategy: Strategy, machine: Machine) -> str | None:
+    """Why a combination cannot be run, or cannot be answered yet; None when it can."""
+    if strategy.compile:
+        return "compile: true is not modelled yet; use compile: false, whose step is not faster"
+    if strategy.sharding != "none" and machine.count > 1:
+        return f"sharding {strategy.sharding} is not modelled yet; use sharding: none"
+    if strategy.tensor_parallel > 1:
+        return "tensor_parallel is not modelled yet; use tensor_parallel: 1"
+    if strategy.offload != "none":
+        return "offload is not modelled yet; use offload: none"
+    return impossible(strategy, machine.choice, machine.accelerator)
+
+
+def calls_of(spec: Spec | Mapping[str, Any] | str | Path, *, progress: Progress | None = None) -> list[tuple[Call, bool]]:
+    """Every kernel call of each combination of a spec, once, with whether TF32 is on: what `calibrate run --for` times."""
+    spec = Spec.load(spec)
+    workloads = Workloads(spec.model, spec.data, progress)
+    found: dict[tuple[Call, bool], None] = {}
+    for strategy, choice in choices(spec):
+        machine = machines.resolve(choice)
+        batches = batch_plan(strategy, machine.choice)
+        if isinstance(batches, str) or not_possible(strategy, machine):
+            continue
+        workload = workloads.at(knobs_of(strategy, machine), batches.micro_batch)
+        found |= dict.fromkeys((call, strategy.precision == "tf32") for call in workload.calls)
+    return list(found)
+
+
+__all__ = ["HardwareChoice", "calls_of", "estimate", "evaluate", "knobs_of", "not_possible", "settled"]

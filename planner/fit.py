@@ -1,0 +1,80 @@
+"""Fit: whether a step's memory goes into a GPU, and the range that the answer has.
+
+The allocator is replayed without a limit first. Where that would not go in, it is replayed under the limit, for torch
+gives its cache back before it gives up. A verdict is firm when it holds with the limit moved by the residual either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from planner import scratch
+from planner.machine import Machine, overheads
+from planner.memory import Scratch, Timeline, replay
+from planner.strategy import Strategy
+from planner.workload import Workload
+
+Verdict = Literal["fits", "borderline", "does-not-fit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The memory of one GPU: device bytes are reserved plus context, what nvidia-smi shows."""
+
+    verdict: Verdict
+    timeline: Timeline
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+
+def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: int, replicated: bool) -> Fit:
+    """The verdict for a workload on a machine; `replicated` adds the buckets of DDP."""
+    share = float(overheads()["residual"]["memory"]["value"])
+    low_context, context, high_context = machine.context_bytes
+    room = machine.usable_bytes - context
+    buckets = (sum(_gradient_bytes(workload)),) if replicated else ()
+
+    def played(limit: float | None) -> Timeline:
+        return _replay(workload, machine, strategy.allocator == "expandable", accumulation, buckets, None if limit is None else int(limit))
+
+    free = played(None)
+    low = low_context + int(free.peak_reserved_bytes * (1 - share))
+    high = high_context + int(free.peak_reserved_bytes * (1 + share))
+    if high <= machine.usable_bytes:
+        return Fit("fits", free, context + free.peak_reserved_bytes, low, high)
+    least = low_context + int(free.peak_allocated_bytes * (1 - share))
+    if least > machine.usable_bytes:
+        return Fit("does-not-fit", free, context + free.peak_reserved_bytes, least, max(high, least))
+    if not played(room / (1 + share) - (high_context - context)).out_of_memory:
+        kept = int(room / (1 + share))
+        return Fit("fits", free, context + kept, least, machine.usable_bytes)
+    if played(room * (1 + share) + (context - low_context)).out_of_memory:
+        return Fit("does-not-fit", free, context + free.peak_reserved_bytes, machine.usable_bytes + 1, max(high, machine.usable_bytes + 1))
+    return Fit("borderline", free, context + min(free.peak_reserved_bytes, room), min(least, machine.usable_bytes), high)
+
+
+def _gradient_bytes(workload: Workload) -> list[int]:
+    return [
+        int(workload.block_bytes[parameter.gradient_block])
+        for parameter in workload.parameters
+        if parameter.gradient_block is not None
+    ]
+
+
+_REPLAYED: dict[tuple[object, ...], tuple[Workload, Timeline]] = {}
+
+
+def _replay(
+    workload: Workload, machine: Machine, expandable: bool, accumulation: int, buckets: tuple[int, ...], limit: int | None
+) -> Timeline:
+    device = machine.device
+    key = (id(workload), device, expandable, min(accumulation, 2), buckets, limit)
+    kept = _REPLAYED.get(key)
+    if kept is None:
+        extra = Scratch((*scratch.held(device), *buckets), partial(scratch.during, device=device))
+        timeline = replay(workload, extra, accumulation=accumulation, expandable=expandable, limit_bytes=limit)
+        kept = _REPLAYED[key] = (workload, timeline)
+    return kept[1]

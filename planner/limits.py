@@ -1,0 +1,116 @@
+"""Limits: how far a spec can go on its machine: the largest micro-batch or the longest sequence that fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+from catalog.errors import RigplanError
+from catalog.units import gib
+from planner.answer import Estimate
+from planner.question import How
+from planner.search import Progress, outcomes
+from planner.spec import Spec
+from planner.strategy import LARGEST_MICRO_BATCH, choices
+
+FIRST_SEQUENCE, LONGEST_SEQUENCE = 1024, 1 << 22
+GRAIN = 64  # sequence lengths are told in multiples of this: kernels like them, and nobody asks for finer
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest value that fits, the estimate there, and the least value tried that does not fit."""
+
+    what: str
+    value: int | None
+    too_large: int | None
+    estimate: Estimate | None
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        if self.value is None or self.estimate is None:
+            return f"{self.what}: none fits; {self.reason or f'{self.too_large} does not'}"
+        memory = self.estimate.memory
+        used = f"{gib(memory.device_bytes)} of {gib(memory.usable_bytes)}"
+        more = self.reason or (f"{self.too_large} is too large" if self.too_large else "no larger one was tried")
+        return f"{self.what}: {self.value} fits ({used}, peak in {memory.peak_phase}); {more}"
+
+    def to_json(self) -> str:
+        """The limit as JSON, the estimate inside as everywhere."""
+        plain = asdict(replace(self, estimate=None))
+        plain["estimate"] = None if self.estimate is None else self.estimate.model_dump(mode="json")
+        return json.dumps(plain, indent=2)
+
+
+def furthest_fitting(spec: Spec, what: str, *, profile: str = "", progress: Progress | None = None) -> Limit:
+    """`what` is micro-batch or sequence-length; the answer is a real trace. RigplanError on a choice."""
+    combinations = list(choices(spec))
+    if len(combinations) > 1:
+        raise RigplanError(
+            f"--max takes one combination, and the spec leaves {len(combinations)}; leave one of each list"
+        )
+    strategy, choice = combinations[0]
+
+    def tried(size: int, *, read_off: bool = False) -> Estimate:
+        asked, plan = spec, replace(strategy, micro_batch=size, accumulation=1, global_batch=None)
+        if what == "sequence-length":
+            asked = spec.model_copy(update={"data": spec.data.model_copy(update={"sequence_length": size})})
+            plan = replace(strategy, micro_batch=strategy.micro_batch or 1)
+        how = How(timed=False, whole=True, read_off=read_off)
+        found = outcomes(asked, [(plan, choice)], how, profile=profile, progress=progress)[0]
+        if isinstance(found, str):
+            raise RigplanError(found)
+        return found
+
+    if what == "sequence-length":
+        start = max(GRAIN, (spec.data.sequence_length or FIRST_SEQUENCE) // GRAIN * GRAIN)
+        return _bisect(what, tried, GRAIN, start, start, LONGEST_SEQUENCE)
+    # two traces say where the limit is; traces of the sizes beside it say that it is there
+    start = strategy.micro_batch or 1
+    rough = _bisect(what, partial(tried, read_off=True), 1, start, start, LARGEST_MICRO_BATCH)
+    return rough if rough.value is None else _bisect(what, tried, 1, rough.value, 1, LARGEST_MICRO_BATCH)
+
+
+def _bisect(what: str, tried: Callable[[int], Estimate], grain: int, start: int, stride: int, most: int) -> Limit:
+    """From `start` in doubling strides until it does not fit, then halve, guided by the memory of both ends."""
+    known: dict[int, Estimate | None] = {}
+    reason = ""
+
+    def fits(size: int) -> bool:
+        nonlocal reason
+        try:
+            known[size] = tried(size)
+        except RigplanError as error:
+            if not known:
+                raise
+            known[size], reason = None, str(error)  # the model itself ends here
+        found = known[size]
+        return found is not None and found.verdict == "fits"
+
+    low, high = 0, start
+    while high <= most and fits(high):
+        low, high, stride = high, high + stride, 2 * stride
+    if high > most:
+        return Limit(what, low or None, None, known.get(low), reason)
+    guess = True  # a guess, then a halving, so that neither a bad guess nor a wide gap costs many traces
+    while high - low > grain:
+        size = _between(known, low, high, grain, guess)
+        low, high, guess = (size, high, not guess) if fits(size) else (low, size, not guess)
+    return Limit(what, low or None, high, known.get(low), reason)
+
+
+def _between(known: dict[int, Estimate | None], low: int, high: int, grain: int, guess: bool) -> int:
+    """A size strictly between: where the line through both ends meets the limit, kept off the ends; else the middle."""
+    middle = (low + high) // 2
+    below, above = known.get(low), known.get(high)
+    if guess and below is not None and above is not None:
+        there, then = below.memory.high_bytes, above.memory.peak_reserved_bytes
+        share = (below.memory.usable_bytes - there) / max(1, then - there)
+        middle = round(low + (high - low) * min(0.9, max(0.1, share)))
+    return min(max(middle // grain * grain, low + grain), high - grain)
+
+
+__all__ = ["Limit", "furthest_fitting"]

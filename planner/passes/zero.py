@@ -1,0 +1,180 @@
+"""ZeRO as DeepSpeed does it: stages 1 and 2 from an unsharded trace, stage 3 from a trace under FSDP2.
+
+With bf16 or fp16 the model's weights are in that dtype and each rank holds an fp32 copy of its partition with the
+optimizer's states (so trace such a run with weights in the computing dtype). Gradients are reduced in buckets; stage 1
+keeps all of them, stage 2 its partition only; the weights are gathered after the step. Stage 3 holds weights in partitions
+too, gathers them module by module and lets go of them unless they are used again soon.
+Source: deepspeed/runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py and its documented defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.call import ITEM_BYTES, Call, TensorSpec
+from planner.collectives import Writer, collective
+from planner.passes import ddp
+from planner.passes.partition import flat_step, share_elements, state_bytes
+from planner.workload import ALLOCATE, CATEGORIES, FREE, GRADIENT, PHASE, PHASES, Events, Workload
+
+# Elements of one reduction bucket, and how many there are when reducing overlaps backward (Hugging Face's examples).
+BUCKET_ELEMENTS, BUCKETS = 200_000_000, 2
+# Stage 3 keeps a gathered weight when it is used again within so many elements (stage3_max_reuse_distance) and never
+# holds more than so many (stage3_max_live_parameters).
+LIVE_ELEMENTS = 1_000_000_000
+
+
+def apply(workload: Workload, ranks: int, stage: int) -> Workload:
+    """Stage 1 or 2 of one of `ranks`; on one rank the workload itself. Raises ValueError for another stage."""
+    if stage not in (1, 2):
+        raise ValueError(f"stage {stage} is not 1 or 2; stage 3 is partitioned()")
+    if ranks == 1:
+        return workload
+    item = _item(workload)
+    part = share_elements(workload.trainable_count, ranks)
+    states = -(-state_bytes(workload) * (4 // item) // ranks)
+    grown, load = ddp.born_at_load(workload, [part * 4, states], "optimizer")
+    grown, buffers = _more(grown, [BUCKET_ELEMENTS * item] * BUCKETS, "workspace")
+    grown, (partition,) = _more(grown, [part * item], "gradients")
+    writer = Writer(workload.calls)
+    micro = _micro_step(workload, writer, buffers, partition, stage)
+    grown, step = _step(grown, writer, part, 0 if item == 4 else part * 4, "world")
+    parameters = workload.parameters
+    if stage == 2:
+        parameters = tuple(
+            parameter if parameter.gradient_block is None else replace(parameter, gradient_block=partition) for parameter in parameters
+        )
+    segments = {**workload.segments, "load": load, "micro_step": micro, "optimizer_first": step, "optimizer": step}
+    return replace(grown, calls=writer.calls, segments=segments, parameters=parameters)
+
+
+def partitioned(workload: Workload, ranks: int) -> Workload:
+    """Stage 3 of a workload that was traced under FSDP2 with weights in the computing dtype (see `sharding_of`)."""
+    if ranks == 1:
+        return workload
+    item = _item(workload)
+    part = sum(-(-parameter.elements // ranks) for parameter in workload.parameters if parameter.trainable)
+    sizes = ([part * 4] if item < 4 else []) + [state_bytes(workload) * (4 // item)]
+    grown, load = ddp.born_at_load(workload, sizes, "optimizer")
+    grown, (bucket,) = _more(grown, [BUCKET_ELEMENTS * item], "workspace")
+    load = _append(load, ALLOCATE, bucket)
+    writer = Writer(workload.calls)
+    grown, step = _step(grown, writer, part, 0 if item == 4 else part * 4, None)
+    segments = {**workload.segments, "load": load, "optimizer_first": step, "optimizer": step}
+    return replace(grown, calls=writer.calls, segments=segments)
+
+
+def sharding_of(parameter_count: int) -> str:
+    """The FSDP2 sharding to trace for stage 3: a model within the live limit keeps what it has gathered."""
+    return "fsdp-grad-op" if parameter_count <= LIVE_ELEMENTS else "fsdp"
+
+
+def zero_redundancy(workload: Workload, ranks: int) -> Workload:
+    """torch's ZeroRedundancyOptimizer on DDP: whole parameters go to ranks, and this is the rank with the most.
+
+    Every rank then broadcasts the parameters it stepped.
+    """
+    if ranks == 1:
+        return workload
+    replicated = ddp.apply(workload, ranks)
+    trained = [parameter for parameter in workload.parameters if parameter.gradient_block is not None]
+    shares = greedy_shares([parameter.elements for parameter in trained], ranks)
+    total = sum(shares)
+    sizes = replicated.block_bytes.copy()
+    states = replicated.block_categories == CATEGORIES.index("optimizer")
+    sizes[states] = -(-sizes[states] * max(shares) // total)
+    writer = Writer(replicated.calls)
+    segments = dict(replicated.segments)
+    for name in ("optimizer_first", "optimizer"):
+        for event in _rows(segments[name]):
+            writer.event(*event)
+        for share in shares:
+            which = writer.call(collective("broadcast", trained[0].dtype, share, "world"))
+        writer.wait(which)
+        segments[name] = writer.segment()
+    return replace(replicated, calls=writer.calls, segments=segments, block_bytes=sizes)
+
+
+def greedy_shares(elements: list[int], ranks: int) -> list[int]:
+    """Elements by rank, as ZeroRedundancyOptimizer spreads them: the largest parameter left to the rank with the least."""
+    shares = [0] * ranks
+    for size in sorted(elements, reverse=True):
+        shares[shares.index(min(shares))] += size
+    return shares
+
+
+def _micro_step(workload: Workload, writer: Writer, buffers: list[int], partition: int, stage: int) -> Events:
+    """Gradients go into buckets; a full one is reduced to the ranks that own its parts."""
+    held, pending = 0, list[int]()
+    left = len(ddp.ready_order(workload))
+    events = workload.segments["micro_step"]
+    last = ddp.last_arrivals(workload)
+    freed: set[int] = set()
+    for at, (code, value, views) in enumerate(_rows(events)):
+        if not (code == FREE and value in freed):
+            writer.event(code, value, views)
+        if code == PHASE and PHASES[value] == "backward":
+            for buffer in buffers:
+                writer.event(ALLOCATE, buffer)
+            if stage == 2:
+                writer.event(ALLOCATE, partition)
+        if code != GRADIENT or at != last[value]:
+            continue
+        parameter = workload.parameters[value]
+        spec = TensorSpec(parameter.dtype, (parameter.elements,))
+        writer.call(Call("copy_.default", (spec, spec), (), (spec,)))
+        if stage == 2 and parameter.gradient_block is not None and parameter.gradient_block not in freed:
+            freed.add(parameter.gradient_block)
+            writer.event(FREE, parameter.gradient_block)
+        held, left = held + parameter.elements, left - 1
+        if held >= BUCKET_ELEMENTS or not left:
+            pending.append(writer.call(collective("reduce_scatter", parameter.dtype, held, "world")))
+            held = 0
+    if pending:
+        writer.wait(pending[-1])
+        for buffer in buffers:
+            writer.event(FREE, buffer)
+    return writer.segment()
+
+
+def _step(workload: Workload, writer: Writer, part: int, gradient_bytes: int, gather: str | None) -> tuple[Workload, Events]:
+    """The step on one rank's partition, its gradient brought to fp32 for as long as it lasts, and the gather after it."""
+    blocks: list[int] = []
+    writer.event(PHASE, PHASES.index("optimizer"))
+    dtype = next(parameter.dtype for parameter in workload.parameters if parameter.trainable)
+    low, high = TensorSpec(dtype, (part,)), TensorSpec("f32", (part,))
+    if gradient_bytes:
+        workload, blocks = _more(workload, [gradient_bytes], "temporary")
+        writer.event(ALLOCATE, blocks[0])
+        writer.call(Call("_to_copy.default", (low,), (("dtype", "f32"),), (high,)))
+    for call in flat_step(workload, part):
+        writer.call(call)
+    if gradient_bytes:
+        writer.event(FREE, blocks[0])
+        writer.call(Call("copy_.default", (low, high), (), (low,)))
+    if gather is not None:
+        writer.wait(writer.call(collective("all_gather", dtype, workload.trainable_count, gather)))
+    return workload, writer.segment()
+
+
+def _more(workload: Workload, sizes: list[int], category: str) -> tuple[Workload, list[int]]:
+    first = len(workload.block_bytes)
+    grown, _ = ddp.born_at_load(workload, sizes, category)
+    return grown, list(range(first, first + len(sizes)))
+
+
+def _item(workload: Workload) -> int:
+    return ITEM_BYTES[next(parameter.dtype for parameter in workload.parameters if parameter.trainable)]
+
+
+def _rows(events: Events) -> list[tuple[int, int, int]]:
+    return list(zip(events.codes.tolist(), events.values.tolist(), events.views.tolist(), strict=True))
+
+
+def _append(events: Events, code: int, value: int) -> Events:
+    writer = Writer(())
+    for row in _rows(events):
+        writer.event(*row)
+    writer.event(code, value)
+    return writer.segment()
+

@@ -1,0 +1,158 @@
+"""A plan as a page: the ranked table, the front of time against cost, and why the others are out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from catalog.units import seconds
+from planner.answer import Estimate, Excluded, HardwareUsed, Plan, StrategyUsed
+from planner.report.layout import WIDTH, few_digits, listed, several, size, span, table
+
+SHOWN = 30  # rows of a table before the rest is only counted
+REASON_EXAMPLES = 3
+ANY_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+def page(found: Plan, *, every: bool = False) -> str:
+    """The whole plan; `every` row instead of the best."""
+    parts = [_head(found)]
+    if found.ranked:
+        rows = found.ranked if every else _best(found)
+        parts += ["", _table(found, rows)]
+        left = len(found.ranked) - len(rows)
+        more = [f"... and {several(left, 'more plan')} below these; --all shows them"] if left else []
+        parts += [*more, _legend(found)]
+    parts += _excluded(found.excluded)
+    parts += listed("Notes", found.notes)
+    parts += listed("Assumed", found.assumptions)
+    parts += listed("Not modelled", found.unmodelled)
+    return "\n".join(parts)
+
+
+def name(item: Estimate | Excluded) -> str:
+    """A combination in a few words: ``4 x a100-sxm4-80gb, bf16-mixed, sdpa, micro-batch 8 x 32, no checkpointing``."""
+    knobs, machine = item.strategy, item.hardware
+    batch = f", micro-batch {knobs.micro_batch} x {knobs.accumulation}" if knobs.micro_batch else ""
+    kept = "no checkpointing" if knobs.checkpointing == "none" else f"{knobs.checkpointing} checkpointing"
+    extras = [word for word in _other_knobs(knobs).split(", ") if word]
+    return ", ".join([f"{machine.count} x {machine.gpu}", knobs.precision, f"{knobs.attention}{batch}", kept, *extras])
+
+
+def _head(found: Plan) -> str:
+    total = len(found.ranked) + len(found.excluded)
+    if not found.ranked:
+        return f"none of {several(total, 'combination')} works"
+    best = found.ranked[0]
+    lines = [
+        f"{len(found.ranked)} of {several(total, 'combination')} work{'s' if len(found.ranked) == 1 else ''}",
+        f"best: {_told(best)}",
+    ]
+    if best.verdict != "fits":
+        sure = next((item for item in found.ranked if item.verdict == "fits"), None)
+        lines.append(
+            f"its memory is {best.verdict}; "
+            + (f"best that surely fits: {_told(sure)}" if sure else "none surely fits")
+        )
+    return "\n".join(lines)
+
+
+def _told(item: Estimate) -> str:
+    if item.run is None:
+        return name(item)
+    cost = f", {item.run.cost_usd:,.0f} USD" if item.run.cost_usd is not None else ""
+    between = span(item.run.low_days, item.run.high_days)
+    return f"{name(item)}: {few_digits(item.run.days)} days ({between}){cost}"
+
+
+def _best(found: Plan) -> Sequence[Estimate]:
+    """The first rows, and behind them what else is on the front."""
+    first = found.ranked[:SHOWN]
+    front = [item for item in found.ranked[SHOWN:] if item in found.pareto]
+    return [*first, *front]
+
+
+def _table(found: Plan, rows: Sequence[Estimate]) -> str:
+    front = found.pareto if len(found.ranked) > 1 else []
+    timed, run = any(item.step for item in rows), any(item.run for item in rows)
+    others = any(_other_knobs(item.strategy) for item in rows)
+    headers = ["#", "GPUs", "precision", "attn", "batch", "ckpt", *(["other"] if others else []), "GiB", "verdict"]
+    align = "rlllrl" + "l" * others + "rl"
+    headers += ["step", "known"] if timed else []
+    align += "rl" if timed else ""
+    headers += ["days", "range", "USD"] if run else []
+    align += "rlr" if run else ""
+    body = []
+    for item in rows:
+        place = next(at for at, other in enumerate(found.ranked, 1) if other is item)
+        knobs, memory = item.strategy, item.memory
+        row = [
+            f"{place}{'*' if item in front else ' '}",
+            f"{item.hardware.count} x {item.hardware.gpu}",
+            knobs.precision,
+            knobs.attention.replace("flash_attention_2", "flash2"),
+            f"{knobs.micro_batch} x {knobs.accumulation}",
+            knobs.checkpointing.replace("none", "-"),
+        ]
+        row += [_other_knobs(knobs)] if others else []
+        row += [f"{size(memory.device_bytes)}/{size(memory.usable_bytes)}", item.verdict]
+        if timed:
+            row += [seconds(item.step.seconds), item.step.known] if item.step else ["", ""]
+        if run and item.run is not None:
+            cost = "?" if item.run.cost_usd is None else f"{item.run.cost_usd:,.0f}"
+            row += [few_digits(item.run.days), span(item.run.low_days, item.run.high_days, "-"), cost]
+        body.append(row)
+    return table(body, headers, align, narrow=True)
+
+
+def _other_knobs(knobs: StrategyUsed) -> str:
+    """The knobs that have no column of their own, where they are not at their usual value."""
+    words = [
+        knobs.optimizer if knobs.optimizer != "adamw" else "",
+        knobs.optimizer_implementation if knobs.optimizer_implementation != "foreach" else "",
+        knobs.sharding if knobs.sharding != "none" else "",
+        f"tp {knobs.tensor_parallel}" if knobs.tensor_parallel > 1 else "",
+        f"offload {knobs.offload}" if knobs.offload != "none" else "",
+        "expandable" if knobs.allocator == "expandable" else "",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _legend(found: Plan) -> str:
+    words = ["batch: micro-batch x accumulation.", "GiB: used/usable of one GPU."]
+    if len(found.ranked) > 1 and found.pareto:
+        words.insert(0, "* on the front of time and cost.")
+    if any(item.step for item in found.ranked):
+        words.append("known: the step time.")
+    sources = dict.fromkeys(
+        f"{item.hardware.gpu} {item.run.cost_source} {item.run.cost_date or ''}".strip()
+        for item in found.ranked
+        if item.run is not None and item.run.cost_usd is not None
+    )
+    return "\n".join([" ".join(words), *listed("Prices", sources)])
+
+
+def _excluded(excluded: Sequence[Excluded]) -> list[str]:
+    """One line a kind of reason: those that differ in numbers alone are told once, with the mildest as example."""
+    groups: dict[str, list[Excluded]] = {}
+    for item in excluded:
+        groups.setdefault(ANY_NUMBER.sub("#", item.reason.split("(")[0]), []).append(item)
+    lines = []
+    for group in groups.values():
+        machines = _machines([item.hardware for item in group])
+        several_reasons = len({item.reason for item in group}) > 1
+        for_example = f"; for example {group[0].reason}" if several_reasons else f"; {group[0].reason}"
+        lines.append(f"{several(len(group), 'combination')} on {machines}{for_example}")
+    return listed(f"Excluded: {several(len(excluded), 'combination')}", lines) if lines else []
+
+
+def _machines(hardware: Sequence[HardwareUsed]) -> str:
+    counts: dict[str, list[int]] = {}
+    for item in hardware:
+        counts.setdefault(item.gpu, []).append(item.count)
+    words = [f"{'/'.join(str(n) for n in sorted(set(numbers)))} x {gpu}" for gpu, numbers in counts.items()]
+    more = len(words) - REASON_EXAMPLES
+    return ", ".join(words[:REASON_EXAMPLES]) + (f" and {more} more" if more > 0 else "")
+
+
+__all__ = ["WIDTH", "name", "page"]

@@ -1,0 +1,140 @@
+"""Search: every combination of a spec, ranked; and the answers to a spec that leaves one.
+
+What was asked before is read back; the rest is worked out, on two processes where that pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import RigplanError
+from catalog.units import gib
+from planner.answer import Estimate, Excluded, HardwareUsed, Plan, StrategyUsed
+from planner.kept import Kept
+from planner.question import Combination, How
+from planner.rank import over_budget, pareto, ranked
+from planner.spec import Spec
+from planner.strategy import choices
+
+Source = Spec | Mapping[str, Any] | str | Path
+Progress = Callable[[str], None]
+
+MOST_TRACED = 2  # given micro-batches that are traced as they are; of a longer list all are read off two traces
+
+
+def estimate(source: Source, *, profile: str = "", progress: Progress | None = None, timed: bool = True) -> Estimate:
+    """The estimate of a spec that leaves one combination, fitting or not. Raises RigplanError when it leaves more."""
+    spec = Spec.load(source)
+    combinations = list(choices(spec))
+    if len(combinations) > 1:
+        raise RigplanError(
+            f"the spec leaves {len(combinations)} combinations; `rigplan plan` ranks them, an estimate takes one"
+        )
+    outcome = outcomes(spec, combinations, How(timed, whole=True), profile=profile, progress=progress)[0]
+    if isinstance(outcome, str):
+        raise RigplanError(outcome)
+    return _with_notes(spec, outcome)
+
+
+def fits(source: Source, *, profile: str = "", progress: Progress | None = None) -> Estimate | Plan:
+    """Whether it fits, memory alone: an Estimate for one combination, a Plan for several."""
+    spec = Spec.load(source)
+    if len(list(choices(spec))) == 1:
+        return estimate(spec, profile=profile, progress=progress, timed=False)
+    return plan(spec, profile=profile, progress=progress, timed=False)
+
+
+def plan(source: Source, *, profile: str = "", progress: Progress | None = None, timed: bool = True) -> Plan:
+    """Every combination of a spec: the ranked, best first; the excluded with their reasons; the front."""
+    spec = Spec.load(source)
+    combinations = list(choices(spec))
+    how = How(timed, read_off=len(spec.training.micro_batch) > MOST_TRACED)
+    answers = outcomes(spec, combinations, how, profile=profile, progress=progress)
+    kept: list[Estimate] = []
+    excluded: list[Excluded] = []
+    for (strategy, choice), outcome in zip(combinations, answers, strict=True):
+        if isinstance(outcome, str):
+            used = StrategyUsed.of(strategy)
+            excluded.append(Excluded(strategy=used, hardware=HardwareUsed.of(choice), reason=outcome))
+        elif (reason := _refused(spec, outcome)) is not None:
+            excluded.append(Excluded(strategy=outcome.strategy, hardware=outcome.hardware, reason=reason))
+        else:
+            kept.append(outcome)
+    best = ranked(kept, spec.objective)
+    return Plan(
+        ranked=best,
+        excluded=excluded,
+        pareto=pareto(best),
+        assumptions=_each_once(item.assumptions for item in best),
+        unmodelled=_each_once(item.unmodelled for item in best),
+        notes=[*_unpriced(best), *_campaign(spec)],
+    )
+
+
+def outcomes(
+    spec: Spec, combinations: Sequence[Combination], how: How, *, profile: str = "", progress: Progress | None = None
+) -> list[Estimate | str]:
+    """An estimate or a reason for each combination, from memory where it was asked before."""
+    memory = Kept(spec, profile)
+    found: dict[Combination, Estimate | str | None] = {item: memory.get(*item, how) for item in combinations}
+    missing = [item for item, outcome in found.items() if outcome is None]
+    if missing:
+        from planner.workers import Failure, work_out
+
+        for item, outcome in work_out(spec, missing, profile, progress or (lambda _: None), how):
+            found[item] = outcome
+            if not isinstance(outcome, Failure):
+                memory.put(*item, outcome, how)
+        memory.save()
+        failures = [outcome for outcome in found.values() if isinstance(outcome, Failure)]
+        if failures and not any(isinstance(outcome, Estimate) for outcome in found.values()):
+            raise RigplanError(failures[0])
+    return [known for item in combinations if (known := found[item]) is not None]
+
+
+def _refused(spec: Spec, outcome: Estimate) -> str | None:
+    if outcome.verdict == "does-not-fit":
+        return missing(outcome)
+    return over_budget(outcome, spec.budget)
+
+
+def missing(outcome: Estimate) -> str:
+    """Why an estimate does not fit: what it needs, what is there, what is missing and when."""
+    memory = outcome.memory
+    short = missing_bytes(outcome)
+    where = f"at micro-batch {outcome.strategy.micro_batch}"
+    return (
+        f"does not fit {where}: needs {gib(memory.usable_bytes + short)} of {gib(memory.usable_bytes)}, "
+        f"{gib(short)} missing, peak in {memory.peak_phase}"
+    )
+
+
+def missing_bytes(outcome: Estimate) -> int:
+    """Bytes that a GPU lacks for an estimate; what it would take at the least when only the cache's share is over."""
+    memory = outcome.memory
+    return max(memory.device_bytes, memory.low_bytes) - memory.usable_bytes
+
+
+def _with_notes(spec: Spec, outcome: Estimate) -> Estimate:
+    notes = [note for note in (over_budget(outcome, spec.budget), *_campaign(spec)) if note]
+    return outcome.model_copy(update={"notes": [*outcome.notes, *notes]}) if notes else outcome
+
+
+def _campaign(spec: Spec) -> list[str]:
+    if spec.campaign is None:
+        return []
+    return [f"campaign: the numbers are those of one run; {spec.campaign.runs} runs side by side are not planned yet"]
+
+
+def _unpriced(best: Sequence[Estimate]) -> list[str]:
+    reasons = (item.run.cost_source for item in best if item.run is not None and item.run.cost_usd is None)
+    return [f"ranked by time after the priced ones: {reason}" for reason in dict.fromkeys(reasons) if reason]
+
+
+def _each_once(groups: Any) -> list[str]:
+    return list(dict.fromkeys(text for group in groups for text in group))
+
+
+__all__ = ["estimate", "fits", "missing", "missing_bytes", "outcomes", "plan"]

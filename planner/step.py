@@ -1,0 +1,202 @@
+"""Step: how long one optimizer step takes, as three queues: the host issues, the device computes, the link communicates.
+
+A kernel starts when the host has issued it and the device has finished the one before. So many small kernels take the
+host's time, few large ones the device's, and what lies between comes out right. Steady state: the host runs ahead into
+the next step, as training loops do that read no value back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.cost import Pricing, price, seconds
+from planner.operators import UNKNOWN, Operator, describe
+from planner.workload import CALL, GRADIENT, PHASE, PHASES, Events, Workload
+
+Seconds = npt.NDArray[np.float64]
+
+# The factor that says what the host takes for one unit of a phase's work (see host_work).
+HOST_PHASES = {"forward": "host_forward_op_s", "backward": "host_backward_op_s", "optimizer": "host_optimizer_unit_s"}
+# Dense products by dtype, and the factor from a short timing to what holds for seconds: they reach the power limit.
+SUSTAINED = {"bf16": "sustained_half_ratio", "f16": "sustained_half_ratio", "f8": "sustained_half_ratio", "tf32": "sustained_tf32_ratio"}
+DENSE_KINDS = ("matmul", "grouped_matmul", "attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One gradient all-reduce: its bytes and the parameters that must be ready for it, in backward order."""
+
+    seconds: float
+    parameters: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step and of its parts; FLOP are the model's, without recompute."""
+
+    seconds: float
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
+    communication_seconds: float
+    exposed_communication_seconds: float
+    host_seconds: float
+    device_seconds: float
+    floor_seconds: float
+    flop: float
+    executed_flop: float
+    words: frozenset[str]
+    unmodelled: tuple[str, ...]
+
+    @property
+    def host_bound_share(self) -> float:
+        """Share of the step in which the device waits for the host."""
+        return max(0.0, 1.0 - (self.device_seconds + self.exposed_communication_seconds) / self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A workload's calls with their prices; arrays run over `workload.calls`."""
+
+    alone: Seconds
+    device: Seconds  # as it holds in a long run
+    floor: Seconds
+    flop: Seconds
+    executed: Seconds
+    words: tuple[str, ...]
+    operators: tuple[Operator, ...]
+
+
+def step_time(workload: Workload, pricing: Pricing, *, accumulation: int = 1, reductions: Sequence[Reduction] = ()) -> StepTime:
+    """The steady step of `accumulation` micro-steps and one optimizer step; `reductions` overlap the last backward."""
+    costs = priced(workload, pricing)
+    factor = pricing.profile.factor
+    host = {phase: factor(name) for phase, name in HOST_PHASES.items()}
+    bookkeeping = host["optimizer"] * sum(parameter.gradient_block is not None for parameter in workload.parameters)
+    micro, update = workload.segments["micro_step"], workload.segments["optimizer"]
+    queues = _Queues()
+    ends: list[float] = []
+    parts: dict[str, float] = {}
+    communication = sum(reduction.seconds for reduction in reductions)
+    for _ in range(2):  # the second step starts with the host as far ahead as it gets
+        parts = dict.fromkeys(PHASES, 0.0)
+        for turn in range(accumulation):
+            last = turn == accumulation - 1
+            queues.run(micro, costs.device, host, parts, reductions if last else ())
+        queues.host += bookkeeping
+        queues.run(update, costs.device, host, parts, ())
+        queues.host += factor("host_step_s")
+        ends.append(max(queues.device, queues.host))
+    total = ends[1] - ends[0]
+    micro_calls, update_calls = workload.calls_in("micro_step"), workload.calls_in("optimizer")
+    counts = np.bincount(micro_calls, minlength=len(workload.calls)) * accumulation
+    counts = counts + np.bincount(update_calls, minlength=len(workload.calls))
+    floor = float(costs.floor @ counts)
+    return StepTime(
+        seconds=max(total, floor),
+        forward_seconds=parts["forward"],
+        backward_seconds=parts["backward"],
+        optimizer_seconds=parts["optimizer"],
+        communication_seconds=communication,
+        exposed_communication_seconds=queues.exposed,
+        host_seconds=queues.host / 2,
+        device_seconds=float(costs.device @ counts),
+        floor_seconds=floor,
+        flop=float(costs.flop @ counts),
+        executed_flop=float(costs.executed @ counts),
+        words=frozenset(word for word, count in zip(costs.words, counts, strict=True) if count),
+        unmodelled=tuple(sorted({item.variant for item in costs.operators if item.kind == UNKNOWN})),
+    )
+
+
+def host_work(workload: Workload, phase: str) -> int:
+    """Units of host work of a phase: one a kernel launch; in the optimizer also one a trained parameter, for the loops
+    over parameters that clip, group and clear gradients."""
+    if phase == "optimizer":
+        trained = sum(parameter.gradient_block is not None for parameter in workload.parameters)
+        return len(workload.calls_in("optimizer")) + trained
+    events = workload.segments["micro_step"]
+    return int(((events.codes == CALL) & (_phases(events) == PHASES.index(phase))).sum())
+
+
+def sustained_class(operator: Operator) -> str:
+    """The factor that holds for an operator in a long run; empty for what is not a dense product."""
+    return SUSTAINED.get(operator.dtype, "") if operator.kind in DENSE_KINDS else ""
+
+
+def _phases(events: Events) -> npt.NDArray[np.int64]:
+    """The phase each event is in."""
+    phases = np.zeros(len(events), dtype=np.int64)
+    marks = np.flatnonzero(events.codes == PHASE)
+    phases[marks] = events.values[marks]
+    return np.maximum.accumulate(phases)
+
+
+class _Queues:
+    """The clocks of host and device, and the link's."""
+
+    def __init__(self) -> None:
+        self.host = self.device = self.link = 0.0
+        self.exposed = 0.0
+
+    def run(self, events: Events, device: Seconds, host: dict[str, float], parts: dict[str, float], reductions: Sequence[Reduction]) -> None:
+        """Issue and execute a segment; adds each phase's device-side length to `parts`."""
+        is_call = events.codes == CALL
+        phases = _phases(events)
+        issue = np.array([host.get(name, 0.0) for name in PHASES])[phases] * is_call
+        issued = self.host + np.cumsum(issue)
+        length = np.where(is_call, device[np.where(is_call, events.values, 0)], 0.0)
+        done = np.cumsum(length)
+        ready = np.where(is_call, issued, -np.inf)
+        finished = done + np.maximum(self.device, np.maximum.accumulate(ready - (done - length)))
+        before = max(self.device, self.host)
+        for index in range(int(phases[0]) if len(events) else 0, len(PHASES)):
+            at = np.flatnonzero(phases == index)
+            if len(at) and is_call[at].any():
+                end = float(finished[at[-1]])
+                parts[PHASES[index]] += max(0.0, end - before)
+                before = max(before, end)
+        self.host = float(issued[-1])
+        self.device = float(finished[-1])
+        if reductions:
+            self._reduce(events, finished, reductions)
+
+    def _reduce(self, events: Events, finished: Seconds, reductions: Sequence[Reduction]) -> None:
+        born = {int(events.values[at]): float(finished[at]) for at in np.flatnonzero(events.codes == GRADIENT)}
+        link = self.link
+        for reduction in reductions:
+            ready = max((born[item] for item in reduction.parameters if item in born), default=self.device)
+            link = max(link, ready) + reduction.seconds
+        self.exposed = max(0.0, link - self.device)
+        self.link = self.device = max(self.device, link)
+
+
+_KNOWN_WORKLOADS: dict[tuple[int, int], tuple[Workload, Pricing, Priced]] = {}
+
+
+def priced(workload: Workload, pricing: Pricing) -> Priced:
+    key = (id(workload), id(pricing))
+    kept = _KNOWN_WORKLOADS.get(key)
+    if kept is not None:
+        return kept[2]
+    operators = tuple(describe(call, tf32=pricing.tf32) for call in workload.calls)
+    price(operators, pricing)
+    costs = [seconds(operator, call, pricing) for operator, call in zip(operators, workload.calls, strict=True)]
+    alone = np.array([cost.seconds for cost in costs])
+    slower = [sustained_class(operator) for operator in operators]
+    found = Priced(
+        alone,
+        alone * [pricing.profile.factor(name) if name else 1.0 for name in slower],
+        np.array([min(cost.floor_seconds, cost.seconds) for cost in costs]),
+        np.array([operator.flop for operator in operators]),
+        np.array([operator.executed_flop for operator in operators]),
+        tuple(cost.known for cost in costs),
+        operators,
+    )
+    _KNOWN_WORKLOADS[key] = (workload, pricing, found)
+    return found
+

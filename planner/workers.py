@@ -1,0 +1,107 @@
+"""Workers: combinations worked out, those that share a trace together, on forked processes where several traces pay.
+
+torch and transformers are imported once, before the fork, so that a worker begins to trace at once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+
+from catalog.errors import RigplanError
+from planner import machine as machines
+from planner.answer import Estimate
+from planner.cache import TraceKnobs
+from planner.evaluate import Progress, knobs_of, not_possible
+from planner.outcome import Outcomes
+from planner.question import Combination, How
+from planner.spec import Spec
+
+Answered = tuple[Combination, Estimate | str]
+Job = tuple[Spec, tuple[Combination, ...], str, How]
+
+MOST_WORKERS = 4
+# Fewer combinations than these are done before a second process has started.
+WORTH_A_PROCESS = 4
+# Whose warnings are about their own next version, and nothing that a user of rigplan could act on.
+LIBRARIES = r"(torch|transformers|peft|accelerate)(\.|$)"
+# What every trace imports, and every trace of a transformers model.
+HEAVY = ("planner.trace", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+
+
+class Failure(str):
+    """A reason that is no property of the combination: its model could not be built or traced."""
+
+
+def work_out(
+    spec: Spec, combinations: Sequence[Combination], profile: str, progress: Progress, how: How
+) -> Iterator[Answered]:
+    """The outcome of every combination, in no promised order."""
+    groups = _groups(combinations, profile)
+    workers = min(MOST_WORKERS, os.cpu_count() or 1, len(groups))
+    if workers < 2 or len(combinations) < WORTH_A_PROCESS:
+        worker = Outcomes(spec, profile, progress)
+        for group in groups:
+            for item in group:
+                yield item, _outcome(worker, item, how)
+        return
+    yield from _in_parallel([(spec, group, profile, how) for group in groups], workers, progress)
+
+
+def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Combination, ...]]:
+    """Combinations by what decides their traces; the impossible ones need none and make no group of their own."""
+    by_knobs: dict[TraceKnobs | None, list[Combination]] = {}
+    for strategy, choice in combinations:
+        machine = machines.resolve(choice, profile)
+        knobs = None if not_possible(strategy, machine) else knobs_of(strategy, machine)
+        by_knobs.setdefault(knobs, []).append((strategy, choice))
+    impossible = by_knobs.pop(None, [])
+    groups = sorted(by_knobs.values(), key=len, reverse=True) or [[]]
+    groups[-1] += impossible
+    return [tuple(group) for group in groups]
+
+
+def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress) -> Iterator[Answered]:
+    total, done = sum(len(job[1]) for job in jobs), 0
+    progress(f"loading torch and transformers; then {len(jobs)} variants of the model are traced, {workers} at a time")
+    with _library_warnings_off():
+        for name in HEAVY if jobs[0][0].model.module is None else HEAVY[:1]:
+            import_module(name)
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pool = multiprocessing.get_context("fork").Pool(workers)
+    with pool:
+        for answered in pool.imap_unordered(_job, jobs):
+            done += len(answered)
+            progress(f"{done} of {total} combinations worked out")
+            yield from answered
+
+
+def _job(job: Job) -> list[Answered]:
+    """One group of combinations in a worker."""
+    spec, combinations, profile, how = job
+    worker = Outcomes(spec, profile)
+    return [(item, _outcome(worker, item, how)) for item in combinations]
+
+
+def _outcome(worker: Outcomes, item: Combination, how: How) -> Estimate | str:
+    try:
+        with _library_warnings_off():
+            return worker.of(*item, how)
+    except RigplanError as error:
+        return Failure(error)
+
+
+@contextmanager
+def _library_warnings_off() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=LIBRARIES)
+        yield
+
+
+__all__ = ["Failure", "work_out"]

@@ -1,0 +1,71 @@
+"""FSDP2: torch's own `fully_shard` on fake tensors, as one rank of a fake process group sees it.
+
+Use `process_group`, put fake tensors into the module, then `shard` it; trace it under `ShardedRecorder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from catalog.errors import RigplanError
+from planner.collectives import Mesh
+from planner.wrappers import checkpointing
+
+# The dtype of gathered weights and of computation. Gradients are reduced in fp32, weights and states stay in fp32.
+LOW = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+
+
+@contextmanager
+def process_group(mesh: Mesh) -> Iterator[DeviceMesh]:
+    """The device mesh of rank 0 among `mesh.ranks`; nothing is sent. Raises RigplanError where a group exists already."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise RigplanError("a sharded trace needs a process group of its own, and this process has one; trace before init_process_group")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.ranks)
+    try:
+        sizes = {"replicate": mesh.replicate, "shard": mesh.shard, "tensor": mesh.tensor}
+        kept = {name: size for name, size in sizes.items() if size > 1} or {"shard": 1}
+        yield init_device_mesh("cpu", tuple(kept.values()), mesh_dim_names=tuple(kept))
+    finally:
+        dist.destroy_process_group()
+
+
+def group_names(devices: DeviceMesh) -> dict[str, str]:
+    """torch's name of each group to ours."""
+    return {devices.get_group(name).group_name: name for name in devices.mesh_dim_names or ()}
+
+
+def shard(
+    module: torch.nn.Module, devices: DeviceMesh, sharding: str, precision: str, offload: OffloadPolicy | None = None
+) -> None:
+    """`fully_shard` each repeated block and the root, in place; the same call for a trace and for a real run.
+
+    `fsdp` and `hsdp` free a block's weights after its forward, `fsdp-grad-op` keeps them until its backward.
+    Mixed precision is FSDP's own policy, so no autocast is wanted around the forward.
+    """
+    names = tuple(name for name in devices.mesh_dim_names or () if name in ("replicate", "shard"))
+    over = devices[names] if names and names != devices.mesh_dim_names else devices
+    policy = MixedPrecisionPolicy(param_dtype=LOW.get(precision), reduce_dtype=torch.float32 if precision in LOW else None)
+    offload = offload or OffloadPolicy()
+    keep = sharding == "fsdp-grad-op"
+    for block in units(module):
+        fully_shard(block, mesh=over, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload)
+    fully_shard(module, mesh=over, mp_policy=policy, offload_policy=offload, **({"reshard_after_forward": False} if keep else {}))
+
+
+def units(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that are sharded on their own: the repeated ones. What is in none of them is the root's."""
+    return checkpointing._blocks(module)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor lies on this rank."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,96 @@
+"""A small model whose sizes do not divide evenly, and its trace on one rank of many."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner.collectives import Mesh
+from planner.recorder import DTYPES, Recorder
+from planner.workload import Parameter, Workload
+from planner.wrappers import fsdp
+from planner.wrappers.sharded_recorder import ShardedRecorder
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Small(nn.Module):
+    """An embedding, three blocks and a head: 1003 words, width 96, 250 inside a block."""
+
+    def __init__(self, width: int = 96, inner: int = 250, words: int = 1003, depth: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(Block(width, inner) for _ in range(depth))
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(words)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+
+
+def traced(mesh: Mesh | None = None, precision: str = "fp32", tokens: int = 32, **sizes: int) -> Workload:
+    """One step of `Small` on one rank of `mesh`, in the order in which planner.trace does it."""
+    with torch.device("meta"):
+        module = Small(**sizes)
+    if precision == "bf16":
+        module = module.to(torch.bfloat16)
+    with ExitStack() as stack:
+        devices = stack.enter_context(fsdp.process_group(mesh)) if mesh else None
+        recorder = ShardedRecorder(fsdp.group_names(devices)) if devices else Recorder()
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        module.to_empty(device="cpu")
+        if devices is not None and mesh is not None:
+            fsdp.shard(module, devices, mesh.sharding, precision)
+        stack.enter_context(recorder)
+        if isinstance(recorder, ShardedRecorder):
+            stack.enter_context(recorder.watching())
+        named = list(module.named_parameters())
+        recorder.start("weights")
+        for index, (_, parameter) in enumerate(named):
+            recorder.block_of(parameter)
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: recorder.gradient_ready(index))  # type: ignore[misc]
+        segments = {"load": recorder.segment()}
+        recorder.start("inputs")
+        words = torch.empty(1, tokens, dtype=torch.int64)
+        recorder.block_of(words)
+        recorder.kind = "activations"
+        recorder.phase("forward")
+        loss = module(words)
+        recorder.phase("backward")
+        torch.autograd.backward(loss)
+        del loss
+        segments["micro_step"] = recorder.segment()
+        parameters = tuple(_parameter(name, value, recorder) for name, value in named)
+        optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
+        for name in ("optimizer_first", "optimizer"):
+            recorder.start("optimizer")
+            recorder.phase("optimizer")
+            optimizer.step()
+            segments[name] = recorder.segment()
+        return Workload(
+            1, tuple(recorder.calls), segments, np.array(recorder.block_bytes), np.array(recorder.categories), parameters,
+            tokens, "small", "module",
+        )  # fmt: skip
+
+
+def _parameter(name: str, value: nn.Parameter, recorder: Recorder) -> Parameter:
+    assert value.grad is not None
+    gradient = recorder.block_of(value.grad)
+    recorder.recategorise(gradient, "gradients")
+    return Parameter(name, DTYPES[value.dtype], tuple(value.shape), True, recorder.block_of(value), gradient)

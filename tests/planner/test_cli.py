@@ -1,0 +1,124 @@
+"""The command line: exit codes, JSON, and what it loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+import planner
+from planner.cli import main, rigplan
+from tests.planner.test_search import spec
+
+Write = Callable[[object], Path]
+LIGHT_SECONDS = 2.0  # a second of its own, and as much for a busy machine
+
+
+def run(*arguments: object, **options: str) -> Result:
+    return CliRunner().invoke(rigplan, [str(argument) for argument in arguments], catch_exceptions=False, **options)
+
+
+def test_what_fits_leaves_with_0_and_json_is_the_python_answer(spec_file: Write) -> None:
+    done = run("fits", spec_file(spec()), "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == planner.fits(spec()).model_dump(mode="json")
+
+
+def test_what_does_not_fit_leaves_with_1_and_says_what_is_missing(spec_file: Write) -> None:
+    done = run("fits", spec_file(spec({"micro_batch": 64}, {"gpu": "rtx-3090", "memory_limit": "64 MiB"})))
+    assert done.exit_code == 1
+    assert done.stdout.startswith("does-not-fit: ")
+    assert "GiB missing" in done.stdout.splitlines()[0]
+    assert "What would help" in done.stdout
+
+
+def test_the_ladder_can_be_asked_for_where_it_fits(spec_file: Write) -> None:
+    assert "checkpointing: full" in run("fits", spec_file(spec()), "--ladder").stdout
+
+
+def test_a_plan_prints_its_table_and_leaves_with_0(spec_file: Write) -> None:
+    done = run("plan", spec_file(spec({"checkpointing": ["none", "full"]})), "--objective", "time")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("2 of 2 combinations work\nbest: 1 x rtx-3090")
+
+
+def test_nothing_within_the_budget_leaves_with_1_and_the_nearest_plan(spec_file: Write) -> None:
+    done = run("plan", spec_file(spec({"checkpointing": ["none", "full"]}, budget={"days": 1e-6})))
+    assert done.exit_code == 1
+    assert "nearest to the budget: 1 x rtx-3090" in done.stdout
+
+
+def test_an_estimate_over_its_budget_leaves_with_1(spec_file: Write) -> None:
+    done = run("estimate", spec_file(spec(budget={"usd": 1e-9})))
+    assert done.exit_code == 1
+    assert "over budget" in done.stdout
+
+
+def test_a_limit_is_one_line(spec_file: Write) -> None:
+    done = run(
+        "fits",
+        spec_file(spec({"micro_batch": 256}, {"gpu": "rtx-3090", "memory_limit": "256 MiB"})),
+        "--max",
+        "micro-batch",
+    )
+    assert done.exit_code == 0
+    assert done.stdout.startswith("micro-batch: ")
+    assert done.stdout.rstrip().endswith(" is too large")
+
+
+def test_a_spec_can_come_from_standard_input() -> None:
+    done = run("fits", "-", "--json", input=yaml.safe_dump(spec()))
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["verdict"] == "fits"
+
+
+def test_every_command_has_help_and_calibrate_is_among_them() -> None:
+    text = run("--help").stdout
+    for command in ("fits", "estimate", "plan", "gpus", "prices", "models", "calibrate"):
+        assert f"  {command} " in text
+        assert run(command, "--help").exit_code == 0
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").stdout == f"rigplan, version {planner.__version__}\n"
+
+
+def test_models_are_listed_and_searched() -> None:
+    assert "pythia-1b" in run("models", "pythia").stdout
+    assert json.loads(run("models", "pythia-1b", "--json").stdout)[0]["parameters"] == 1_011_781_632
+    assert run("models", "pithya-1b").exit_code == 2
+
+
+def test_a_warm_answer_neither_loads_torch_nor_takes_long(spec_file: Write) -> None:
+    path = spec_file(spec())
+    code = (
+        "import sys\nfrom planner.cli import rigplan\n"
+        f"rigplan(['fits', {str(path)!r}], standalone_mode=False)\n"
+        "heavy = {'torch', 'transformers', 'scipy', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)  # traces, where it has to
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.startswith("fits: ")
+    assert time.monotonic() - began < LIGHT_SECONDS
+
+
+def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.spec.Spec.load", interrupted)
+    monkeypatch.setattr(sys, "argv", ["rigplan", "fits", "spec.yaml"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    assert capsys.readouterr().err.strip() == "rigplan: interrupted"

@@ -1,0 +1,80 @@
+"""What would help, and how far one can go, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import planner
+from planner.answer import Estimate
+from planner.ladder import climb, nearest
+from planner.limits import furthest_fitting
+from planner.spec import Spec
+from tests.planner.test_search import spec
+
+TIGHT = {"gpu": "rtx-3090", "memory_limit": "256 MiB"}
+
+
+def tight(**training: Any) -> Spec:
+    return Spec.load(spec({"micro_batch": 64, "precision": "fp32", **training}, TIGHT))
+
+
+def test_the_rungs_are_estimates_of_their_own_and_tell_what_they_save() -> None:
+    found = planner.fits(tight())
+    assert isinstance(found, Estimate)
+    assert found.verdict == "does-not-fit"
+    rungs = {rung.change: rung for rung in climb(tight(), found)}
+    full = rungs["checkpointing: full"]
+    asked = planner.fits(tight(checkpointing="full"))
+    assert isinstance(asked, Estimate)
+    assert full.estimate.memory == asked.memory
+    assert full.saved_bytes == found.memory.peak_reserved_bytes - asked.memory.peak_reserved_bytes > 0
+    smaller = next(rung for change, rung in rungs.items() if change.startswith("micro_batch: "))
+    assert smaller.estimate.verdict == "fits"
+    assert smaller.estimate.strategy.global_batch == 64
+    assert any(change.startswith("gpu: ") for change in rungs)
+
+
+def test_rungs_that_no_estimate_can_answer_are_left_out() -> None:
+    found = planner.fits(tight())
+    assert isinstance(found, Estimate)
+    assert not any("offload" in rung.change for rung in climb(tight(), found))
+
+
+def test_where_nothing_fits_the_nearest_plan_that_does_is_named() -> None:
+    asked = tight(checkpointing=["none", "full"])
+    found = planner.plan(asked)
+    assert found.ranked == []
+    line = nearest(asked, found)
+    assert line is not None
+    assert line.startswith("nearest plan that fits: 1 x rtx-3090, fp32, sdpa, micro-batch ")
+
+
+def test_where_nothing_is_within_the_budget_the_nearest_to_it_is_named() -> None:
+    asked = Spec.load(spec({"checkpointing": ["none", "full"]}, budget={"days": 1e-6}))
+    line = nearest(asked, planner.plan(asked))
+    assert line is not None
+    assert line.startswith("nearest to the budget: 1 x rtx-3090")
+    assert "no checkpointing" in line
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
+    limit = furthest_fitting(tight(), "micro-batch")
+    assert limit.value is not None
+    assert limit.too_large == limit.value + 1
+    verdicts = [planner.fits(tight(micro_batch=size)) for size in (limit.value, limit.value + 1)]
+    assert [item.verdict == "fits" for item in verdicts if isinstance(item, Estimate)] == [True, False]
+    assert json.loads(limit.to_json())["value"] == limit.value
+
+
+def test_the_longest_sequence_ends_where_the_model_does() -> None:
+    limit = furthest_fitting(Spec.load(spec()), "sequence-length")
+    assert limit.value == 512
+    assert "512 positions" in limit.reason
+
+
+def test_a_limit_is_asked_of_one_combination() -> None:
+    with pytest.raises(planner.RigplanError, match="--max takes one combination"):
+        furthest_fitting(tight(checkpointing=["none", "full"]), "micro-batch")

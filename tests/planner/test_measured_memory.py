@@ -1,0 +1,115 @@
+"""Predicted peaks against real steps on one H200 (tests/measured/h200_training.jsonl, made by `python -m calibrate.train`).
+
+Bounds are today's errors rounded up. They may only go down.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import scratch
+from planner.cache import TraceKnobs
+from planner.memory import Scratch, Timeline, replay
+from planner.spec import Spec
+from planner.trace import trace
+from planner.workload import Workload
+
+RUNS = Path(__file__).parents[1] / "measured" / "h200_training.jsonl"
+HOPPER = (9, 0)
+H200_PROCESSORS = 132
+
+# Largest error of (allocated, reserved) in percent.
+BOUNDS = {
+    "tiny-pythia-14m": (0.1, 0.1),
+    "tiny-bert-base": (0.1, 0.2),
+    "tiny-resnet-18": (0.5, 1.0),
+    "tiny-vit-base": (0.3, 0.5),
+    "pythia-160m": (0.1, 0.1),
+    "bert-base-fp16": (0.1, 0.2),
+    "vit-base-fp32": (0.1, 0.5),
+    "resnet-50": (0.3, 8.0),
+    "modernbert-base": (0.1, 0.2),
+    "olmoe-small": (0.1, 0.2),
+    "lstm": (0.2, 0.3),
+    "dlrm": (0.3, 1.0),
+}
+# Model code of a later transformers keeps other tensors than the code that was measured: (case, version measured).
+OTHER_CODE: dict[str, str] = {}
+# A scan in Python of tens of thousands of operators: minutes to trace.
+TOO_LONG = ("mamba-130m",)
+
+
+@cache
+def _runs() -> dict[str, dict[str, Any]]:
+    lines = RUNS.read_text(encoding="utf-8").splitlines()
+    return {run["name"]: run for run in map(json.loads, lines)}
+
+
+def _traced(run: dict[str, Any]) -> tuple[Workload, Spec]:
+    spec = Spec.load(run["spec"])
+    training = spec.training
+    knobs = TraceKnobs(
+        training.precision[0], spec.model.attention[0], training.checkpointing[0], training.optimizer[0],
+        training.optimizer_implementation[0], training.max_grad_norm[0], HOPPER,
+    )  # fmt: skip
+    return trace(spec.model, spec.data, knobs, run.get("micro_batch") or training.micro_batch[0]), spec
+
+
+def _predicted(run: dict[str, Any]) -> Timeline:
+    workload, spec = _traced(run)
+    device = scratch.Device(HOPPER, H200_PROCESSORS, tf32=spec.training.precision[0] != "fp32")
+    extra = Scratch(scratch.held(device), lambda call: scratch.during(call, device))
+    return replay(workload, extra, accumulation=run.get("accumulation") or 1, limit_bytes=run.get("limit_bytes"))
+
+
+def _errors(run: dict[str, Any], seen: Timeline) -> tuple[float, float]:
+    allocated = 100 * (seen.peak_allocated_bytes / run["peak_allocated_bytes"] - 1)
+    return allocated, 100 * (seen.peak_reserved_bytes / run["peak_reserved_bytes"] - 1)
+
+
+@pytest.fixture(autouse=True)
+def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])  # cases name examples/models/*.py
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_peak_of_a_real_run_is_predicted(name: str) -> None:
+    if name in OTHER_CODE:
+        pytest.skip(OTHER_CODE[name])
+    run = _runs()[name]
+    allocated, reserved = _errors(run, _predicted(run))
+    assert abs(allocated) <= BOUNDS[name][0]
+    assert abs(reserved) <= BOUNDS[name][1]
+
+
+@pytest.mark.parametrize("name", ["limit-17.5-gib", "limit-18.2-gib"])
+def test_a_run_under_a_memory_limit_fails_exactly_where_it_failed(name: str) -> None:
+    run = _runs()[name]
+    assert _predicted(run).out_of_memory == bool(run.get("oom"))
+
+
+@pytest.mark.slow
+def test_all_real_runs_are_predicted() -> None:
+    allocated, reserved = [], []
+    for name, run in _runs().items():
+        if name in TOO_LONG or name in OTHER_CODE:
+            continue
+        seen = _predicted(run)
+        assert seen.out_of_memory == bool(run.get("oom")), name
+        if not run.get("oom"):
+            errors = _errors(run, seen)
+            allocated.append(abs(errors[0]))
+            reserved.append(abs(errors[1]))
+    assert len(allocated) >= 55
+    assert statistics.mean(allocated) <= 0.15
+    assert statistics.quantiles(allocated, n=10)[-1] <= 0.5
+    assert max(allocated) <= 1.6
+    assert statistics.mean(reserved) <= 1.3
+    assert statistics.quantiles(reserved, n=10)[-1] <= 4.6
+    assert max(reserved) <= 13.0

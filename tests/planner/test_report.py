@@ -1,0 +1,127 @@
+"""Printed answers, against golden files; after a wanted change run this file with RIGPLAN_GOLDEN=write."""
+
+from __future__ import annotations
+
+import os
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from planner.answer import Plan
+from planner.ladder import Rung
+from planner.rank import pareto, ranked
+from planner.report import estimate as estimate_page
+from planner.report import ladder as ladder_page
+from planner.report import layout, plan
+from planner.report.progress import Progress
+from tests.planner.answers import estimate, excluded
+
+WIDEST = 120
+
+
+def check(text: str, golden: Path) -> None:
+    if os.environ.get("RIGPLAN_GOLDEN") == "write":
+        golden.write_text(text + "\n", encoding="utf-8")
+    assert text + "\n" == golden.read_text(encoding="utf-8")
+    assert max(map(len, text.splitlines())) <= WIDEST
+
+
+@pytest.fixture
+def golden(root: Path) -> Path:
+    return root / "tests" / "golden"
+
+
+def _plan() -> Plan:
+    best = ranked(
+        [
+            estimate("h100-sxm5-80gb", 8, days=5.1, usd=4102, used_gib=52.2),
+            estimate("rtx-3090", 1, days=469, usd=2250, used_gib=23.2, micro_batch=1, accumulation=1024),
+            estimate("rtx-3090", 2, days=287, usd=2751, used_gib=23.6, verdict="borderline", checkpointing="full"),
+            estimate("rtx-a6000", 4, days=75.8, usd=None, used_gib=36.7),
+        ],
+        "cost",
+    )
+    return Plan(
+        ranked=best,
+        excluded=[
+            excluded("rtx-3090", 2, "does not fit even at micro-batch 1: needs 26.9 GiB of 23.7 GiB, 3.2 GiB missing"),
+            excluded("rtx-3090", 4, "does not fit even at micro-batch 1: needs 27.1 GiB of 23.7 GiB, 3.4 GiB missing"),
+            excluded("rtx-3090", 1, "sharding fsdp is not modelled yet; use sharding: none"),
+        ],
+        pareto=pareto(best),
+        assumptions=["2 GPUs joined as in 8x rtx-3090 (pcie4-no-peer)"],
+        unmodelled=["data loading"],
+        notes=["ranked by time after the priced ones: no price for rtx-a6000"],
+    )
+
+
+def test_an_estimate_prints_as_agreed(golden: Path) -> None:
+    check(estimate_page.page(estimate()), golden / "estimate.txt")
+
+
+def test_an_estimate_that_does_not_fit_prints_what_is_missing(golden: Path) -> None:
+    found = estimate(used_gib=150.0, verdict="does-not-fit", days=None)
+    check(estimate_page.page(found.model_copy(update={"step": None})), golden / "does_not_fit.txt")
+
+
+def test_the_first_line_says_the_verdict_the_room_and_the_range() -> None:
+    assert estimate_page.verdict(estimate()) == "fits: 16.8 of 139.8 GiB, 123.0 GiB free (16.5 to 17.5 GiB)"
+    too_large = estimate(used_gib=150.0, verdict="does-not-fit")
+    assert estimate_page.verdict(too_large).startswith("does-not-fit: 150.0 of 139.8 GiB, 10.2 GiB missing")
+
+
+def test_a_plan_prints_as_agreed(golden: Path) -> None:
+    check(plan.page(_plan()), golden / "plan.txt")
+
+
+def test_a_plan_without_an_answer_says_so_first() -> None:
+    text = plan.page(Plan(ranked=[], excluded=_plan().excluded))
+    assert text.startswith("none of 3 combinations works\n")
+    assert "2 combinations on 2/4 x rtx-3090; for example, does not fit" in " ".join(text.split())
+
+
+def test_a_best_plan_that_may_not_fit_names_the_one_that_surely_does() -> None:
+    unsure, sure = estimate("rtx-3090", usd=10, verdict="borderline"), estimate("rtx-a6000", usd=20)
+    head = plan.page(Plan(ranked=[unsure, sure])).splitlines()[2]
+    assert head.startswith("its memory is borderline; best that surely fits: 1 x rtx-a6000")
+
+
+def test_a_long_plan_shows_the_best_and_what_else_is_on_the_front() -> None:
+    rows = [estimate("rtx-3090", days=100 + at, usd=1000 + at) for at in range(40)]
+    quick = estimate("h100-sxm5-80gb", days=1, usd=9000)
+    found = Plan(ranked=[*rows, quick], pareto=[quick, rows[0]])
+    text = plan.page(found)
+    assert "... and 10 more plans below these; --all shows them" in text
+    assert "41*" in text
+    assert "more plans" not in plan.page(found, every=True)
+
+
+def test_a_knob_without_a_column_of_its_own_is_shown_where_it_is_used() -> None:
+    text = plan.page(Plan(ranked=[estimate(optimizer="sgd", allocator="expandable"), estimate()]))
+    assert "sgd, expandable" in text
+    assert "other" not in plan.page(Plan(ranked=[estimate()]))
+
+
+def test_the_ladder_prints_as_agreed(golden: Path) -> None:
+    found = estimate(used_gib=150.0, verdict="does-not-fit")
+    rungs = [
+        Rung("allocator: expandable", "nothing", estimate(used_gib=148, verdict="does-not-fit"), 2 << 30),
+        Rung("checkpointing: full", "a second forward", estimate(used_gib=80), 70 << 30),
+    ]
+    check(ladder_page.steps(found, rungs), golden / "ladder.txt")
+
+
+@pytest.mark.parametrize(("value", "text"), [(1240.4, "1,240"), (38.16, "38.2"), (0.5678, "0.57"), (9.996, "10.0")])
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert layout.few_digits(value) == text
+
+
+def test_progress_is_silent_while_it_is_quick_and_plain_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StringIO()
+    progress = Progress(stream)
+    progress("tracing")
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(progress, "began", progress.began - 5)
+    progress("tracing more")
+    assert stream.getvalue() == "5 s: tracing more\n"

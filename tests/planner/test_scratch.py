@@ -1,0 +1,61 @@
+"""Library buffers as allocator histories of an H200 show them (sizes in MiB there)."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner import scratch
+from planner.call import Call, TensorSpec
+from planner.scratch import MIB, Device
+
+H200 = Device((9, 0), 132)
+
+
+def _convolution(dtype: str, source: tuple[int, ...], weight: tuple[int, ...], result: tuple[int, ...], stride: int, pad: int) -> Call:
+    tensors = [TensorSpec(dtype, shape) for shape in (source, weight)]
+    settings = ((stride, stride), (pad, pad), (1, 1), False, (0, 0), 1)
+    return Call("convolution.default", (*tensors, None, *settings), (), (TensorSpec(dtype, result),))
+
+
+@pytest.mark.parametrize(
+    ("call", "mebibytes"),
+    [
+        # SegFormer, U-Net and ResNet-50 on an H200: channels last copies of input, output and weights.
+        (_convolution("bf16", (8, 3, 512, 512), (64, 3, 7, 7), (8, 64, 128, 128), 4, 3), 48.048),
+        (_convolution("bf16", (8, 64, 128, 128), (128, 64, 3, 3), (8, 128, 64, 64), 2, 1), 24.141),
+        (_convolution("f32", (32, 128, 64, 64), (128, 128, 3, 3), (32, 128, 64, 64), 1, 1), 128.563),
+        (_convolution("bf16", (64, 256, 56, 56), (512, 256, 1, 1), (64, 512, 28, 28), 2, 0), 147.0),
+        (_convolution("bf16", (64, 512, 7, 7), (2048, 512, 1, 1), (64, 2048, 7, 7), 1, 0), 15.313),
+    ],
+)
+def test_cudnn_copies_what_a_convolution_reads_and_writes(call: Call, mebibytes: float) -> None:
+    ((size,),) = scratch.during(call, H200)
+    assert size / MIB == pytest.approx(mebibytes, abs=1e-3)
+
+
+def test_an_aligned_convolution_by_one_and_full_fp32_need_no_copies() -> None:
+    pointwise = _convolution("bf16", (64, 256, 56, 56), (64, 256, 1, 1), (64, 64, 56, 56), 1, 0)
+    assert scratch.during(pointwise, H200) == ()
+    full = _convolution("f32", (32, 128, 64, 64), (128, 128, 3, 3), (32, 128, 64, 64), 1, 1)
+    assert scratch.during(full, Device((9, 0), 132, tf32=False)) == ()
+
+
+def test_attention_sums_query_gradients_in_fp32() -> None:
+    # modernbert-base on an H200: 16 samples, 12 heads, 1024 rows of 64: 48 MiB and a row sum of 0.75.
+    q = TensorSpec("bf16", (16, 12, 1024, 64))
+    lse = TensorSpec("f32", (16, 12, 1024))
+    call = Call("rigplan.attention_backward.default", (q, q, q, q, q, lse, None, 0.0, False, "cudnn", False), (), (q, q, q))
+    ((size,),) = scratch.during(call, H200)
+    assert size / MIB == 48.75
+
+
+def test_hopper_holds_a_larger_cublas_workspace_in_each_of_two_threads() -> None:
+    sizes = {block.size_bytes for block in scratch.held(H200) if block.backward}
+    assert sizes == {32 * MIB}
+    older = {block.size_bytes for block in scratch.held(Device((8, 0), 108)) if block.backward}
+    assert older == {8 * MIB + 128 * 1024}
+
+
+def test_most_calls_need_nothing() -> None:
+    tensor = TensorSpec("bf16", (4, 4))
+    assert scratch.during(Call("mul.Tensor", (tensor, tensor), (), (tensor,)), H200) == ()
