@@ -1,7 +1,7 @@
-"""Steps: what real training steps say that operators timed alone do not, as named factors of a profile.
+"""Steps: what real training steps tell that operators timed alone do not, as factors of a profile.
 
-Two things: how long the host takes to issue an operator inside a real model, and how much slower dense products run when
-they go on for seconds instead of milliseconds (the card reaches its power limit and lowers its clocks).
+Two things: how long the host takes to issue an operator inside a real model, and how much slower dense products run
+when they go on for seconds instead of milliseconds (the card reaches its power limit and lowers its clocks).
 
 `python -m calibrate.steps RUNS.jsonl PROFILE` fits them to the records of `calibrate train` and adds them to the profile.
 """
@@ -74,7 +74,10 @@ def runs(records: Iterable[Mapping[str, Any]], profile: str) -> list[Run]:
 
 
 def host_factors(found: list[Run]) -> dict[str, Factor]:
-    """Seconds per operator and phase: the median over the runs whose phase the host limited."""
+    """Seconds per operator and phase: the median over the runs whose phase the host limited.
+
+    In the optimizer the host may also wait for the backward before it, which only adds: there it is the lower quartile.
+    """
     factors = {}
     for phase, name in HOST_PHASES.items():
         per_unit = []
@@ -85,12 +88,13 @@ def host_factors(found: list[Run]) -> dict[str, Factor]:
                 per_unit.append(host / work)
         if per_unit:
             spread = float(np.median(np.abs(np.log(np.array(per_unit) / median(per_unit)))))
-            factors[name] = Factor(median(per_unit), "s", f"{len(per_unit)} training runs limited by the host", spread)
+            likely = median(per_unit) if phase != "optimizer" else float(np.quantile(per_unit, 0.25))
+            factors[name] = Factor(likely, "s", f"{len(per_unit)} training runs limited by the host", spread)
     return factors
 
 
 def sustained_factors(found: list[Run]) -> dict[str, Factor]:
-    """Ratio of sustained to short timing by class of product, by robust least squares over runs limited by the device."""
+    """Ratio of sustained to short timing by class of product, by robust least squares over device-limited runs."""
     used = [run for run in found if run.record["host_seconds"] < DEVICE_LIMITED * run.record["pipelined_seconds"]]
     names = list(dict.fromkeys(SUSTAINED.values()))
     rows = np.array([[run.alone.get(name, 0.0) for name in names] for run in used])
@@ -99,7 +103,11 @@ def sustained_factors(found: list[Run]) -> dict[str, Factor]:
     if len(used) < 2 * len(names):
         return {}
     solved = least_squares(
-        lambda ratios: (rows @ ratios + rest) / measured - 1, np.ones(len(names)), bounds=(1.0, 2.0), loss="soft_l1", f_scale=0.02
+        lambda ratios: (rows @ ratios + rest) / measured - 1,
+        np.ones(len(names)),
+        bounds=(1.0, 2.0),
+        loss="soft_l1",
+        f_scale=0.02,
     )  # robust: a run with an operator that is priced wrong must not pull the ratio
     error = np.abs((rows @ solved.x + rest) / measured - 1)
     source = f"{len(used)} training runs limited by the device"

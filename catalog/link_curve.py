@@ -1,4 +1,5 @@
-"""Link curves: measured seconds of collectives by kind, message size and group size, and what lies between the points."""
+"""Link curves: measured seconds of collectives by kind, message size and group size, and what lies between the
+points."""
 
 from __future__ import annotations
 
@@ -60,6 +61,8 @@ class LinkCurves:
             least = self._seconds("all_reduce", 0.0, ranks) or 0.0
             return least + (whole - least) * ring_share(kind, ranks) / ring_share("all_reduce", ranks)
         known = sorted(by_ranks)
+        if known == [2] and ranks > 2:
+            return None  # two GPUs do not show what is shared by more
         if ranks in by_ranks:
             return between(by_ranks[ranks], size_bytes)
         if ranks > known[-1] or ranks < known[0]:
@@ -76,18 +79,23 @@ class LinkCurves:
         least = between(by_ranks[nearest], 0.0)
         hop = 0.0
         if len(known) > 1:
-            hop = max(0.0, (between(by_ranks[known[-1]], 0.0) - between(by_ranks[known[0]], 0.0)) / (known[-1] - known[0]))
+            hop = max(
+                0.0, (between(by_ranks[known[-1]], 0.0) - between(by_ranks[known[0]], 0.0)) / (known[-1] - known[0])
+            )
         moving = (between(by_ranks[nearest], size_bytes) - least) * ring_share(kind, ranks) / ring_share(kind, nearest)
         return max(0.0, least + hop * (ranks - nearest)) + moving
 
 
 def between(points: Points, size_bytes: float) -> float:
-    """Seconds at a size: log-log between points, level below the first, in proportion above the last."""
+    """Seconds at a size: log-log between points, level below the first; above the last, at the rate of the last
+    eightfold."""
     sizes, seconds = points
     if size_bytes <= sizes[0]:
         return float(seconds[0])
     if size_bytes >= sizes[-1]:
-        return float(seconds[-1] * size_bytes / sizes[-1])
+        before = int(np.searchsorted(sizes, sizes[-1] / 8))
+        rate = (seconds[-1] - seconds[before]) / (sizes[-1] - sizes[before]) if before < len(sizes) - 1 else np.inf
+        return float(seconds[-1] + (size_bytes - sizes[-1]) * min(rate, seconds[-1] / sizes[-1]))
     return float(np.exp(np.interp(np.log(size_bytes), np.log(sizes), np.log(seconds))))
 
 
@@ -110,7 +118,8 @@ def monotone(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def from_json(data: dict[str, Any]) -> LinkCurves:
     """A link profile as `calibrate` writes it. Raises KeyError or ValueError when it is none."""
     curves = {
-        kind: {int(ranks): _arrays(points) for ranks, points in by_ranks.items()} for kind, by_ranks in data["curves"].items()
+        kind: {int(ranks): _arrays(points) for ranks, points in by_ranks.items()}
+        for kind, by_ranks in data["curves"].items()
     }
     return LinkCurves(data["link"], float(data["bytes_per_s"]), curves, data["source"])
 
@@ -132,7 +141,9 @@ def read(path: Path) -> LinkCurves:
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise RigplanError(f"{path} is no link profile ({type(error).__name__}); write one with rigplan calibrate collectives") from None
+        raise RigplanError(
+            f"{path} is no link profile ({type(error).__name__}); write one with rigplan calibrate collectives"
+        ) from None
 
 
 @cache

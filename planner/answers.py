@@ -54,7 +54,9 @@ def step_answer(time: StepTime, machine: Machine) -> Step:
     )
 
 
-def throughput_answer(step: Step, time: StepTime, batches: BatchPlan, workload: Workload, machine: Machine) -> Throughput:
+def throughput_answer(
+    step: Step, time: StepTime, batches: BatchPlan, workload: Workload, machine: Machine
+) -> Throughput:
     """Samples of the whole machine, tokens of one GPU, and MFU: model FLOP (full attention) over the dense peak."""
     samples = batches.global_batch / step.seconds
     tokens = workload.samples_to_tokens
@@ -68,7 +70,12 @@ def throughput_answer(step: Step, time: StepTime, batches: BatchPlan, workload: 
 
 def _peak(workload: Workload, machine: Machine) -> float:
     peaks = machine.accelerator.peak_flop_per_s
-    low = {spec.dtype for call in workload.calls for spec in call.results if call.name.startswith(("mm.", "addmm.", "bmm.", "convolution."))}
+    low = {
+        spec.dtype
+        for call in workload.calls
+        for spec in call.results
+        if call.name.startswith(("mm.", "addmm.", "bmm.", "convolution."))
+    }
     if "bf16" in low and "bf16" in peaks:
         return peaks["bf16"]
     return peaks["fp16"] if "f16" in low and "fp16" in peaks else peaks.get("fp32", next(iter(peaks.values())))

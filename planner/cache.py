@@ -27,9 +27,9 @@ from planner.workload import Events, NotAffine, Parameter, Workload, WorkloadFam
 if TYPE_CHECKING:
     from planner.strategy import Strategy
 
-TRACING = ("trace.py", "recorder.py", "semantics.py", "fused_ops.py", "optimizers.py", "models.py", "model_inputs.py",
+TRACING = ("trace.py", "recorder.py", "semantics.py", "fused_ops.py", "attention.py", "optimizers.py", "models.py", "model_inputs.py",
            "model_lengths.py", "model_factory.py", "wrappers/checkpointing.py", "wrappers/lora.py")  # fmt: skip
-# Two micro-batches that any larger one is read off from; 1 is traced by itself, as sizes of 1 change what is contiguous.
+# Two micro-batches that any larger one is read off from; 1 is traced by itself: sizes of 1 change what is contiguous.
 ANCHORS = (2, 4)
 
 
@@ -47,8 +47,8 @@ class TraceKnobs:
 
     @classmethod
     def of(cls, strategy: Strategy, capability: tuple[int, int]) -> TraceKnobs:
-        """Knobs brought to what makes a difference: tf32 traces as fp32, and only half-precision fused attention asks
-        the GPU's generation."""
+        """Knobs brought to what makes a difference: tf32 traces as fp32, and only fused attention in half precision
+        asks the GPU's generation."""
         precision = "fp32" if strategy.precision == "tf32" else strategy.precision
         asks = strategy.attention != "eager" and precision != "fp32"
         generation = _generation(capability) if asks else (8, 0)
@@ -79,7 +79,9 @@ class Workloads:
             path = self._path(knobs, micro_batch)
             found = load(path)
             if found is None:
-                self.progress(f"tracing {self.title} at micro-batch {micro_batch} ({knobs.precision}, {knobs.attention})")
+                self.progress(
+                    f"tracing {self.title} at micro-batch {micro_batch} ({knobs.precision}, {knobs.attention})"
+                )
                 found = self._trace(knobs, micro_batch)
                 save(found, path)
             self._known[key] = found

@@ -1,12 +1,14 @@
 """Collectives: how communication stands in a workload, and how it overlaps with computation.
 
-A collective is a Call in the order in which the host issues it; `WAIT` is the event at which the device needs its result.
+A collective is a Call in the order in which the host issues it; `WAIT` is the event at which the device needs its
+result.
 The link runs collectives one after another in that order. Needs no torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,8 @@ from planner.call import ITEM_BYTES, Call, TensorSpec
 from planner.workload import CALL, Events, Workload
 
 Seconds = npt.NDArray[np.float64]
+Roles = npt.NDArray[np.int64]
+Number = TypeVar("Number", np.float64, np.int64)
 
 PREFIX = "collective."
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
@@ -24,6 +28,7 @@ WAIT = 5
 GROUPS = ("shard", "replicate", "tensor", "world")
 # Where the input comes from: the device computed it just now, or it lies ready in memory (a shard of the weights).
 COMPUTED, STORED = "computed", "stored"
+_ROLES = {COMPUTED: 1, STORED: 2}
 
 
 def collective(kind: str, dtype: str, elements: int, group: str, source: str = COMPUTED) -> Call:
@@ -79,7 +84,7 @@ def schedule(
     compute: Seconds,
     issued: Seconds,
     transfer: Seconds,
-    stored: npt.NDArray[np.bool_],
+    role: Roles,
     *,
     device: float = 0.0,
     link: float = 0.0,
@@ -87,12 +92,13 @@ def schedule(
 ) -> Schedule:
     """Run a segment: max-plus of the host (`issued`, when each event is issued), the device and the link.
 
-    `compute` and `transfer` are each event's seconds on the device and on the link; one of the two is zero. A collective
-    starts when it is issued, the link is free, and its input is there: after the device's earlier work, or for a stored
-    input once the device has taken over the gather before (one unit ahead, as FSDP2's buffers allow). Collectives that
-    nobody waits for keep the link, not the device. `sm_share` is the part of the device that a collective's kernels take.
+    `compute` and `transfer` are each event's seconds on the device and on the link, `role` is as `roles` says. A
+    collective starts when it is issued, the link is free, and its input is there: after the device's earlier work, or
+    for a stored input once the device has taken over the gather before (one unit ahead, as FSDP2's buffers allow).
+    Collectives that nobody waits for keep the link, not the device. `sm_share` is the part of the device that a
+    collective's kernels take.
     """
-    marks = np.flatnonzero((transfer > 0) | (events.codes == WAIT))
+    marks = np.flatnonzero((role > 0) | (events.codes == WAIT))
     finished = np.empty(len(events), dtype=np.float64)
     started_at, ends = 0, list[float]()
     taken = device  # when the device took over the last stored input that it waited for
@@ -115,10 +121,10 @@ def schedule(
                     taken = device
             finished[mark] = device
         else:
-            start = max(link, now, taken if stored[mark] else device)
+            start = max(link, now, taken if role[mark] == _ROLES[STORED] else device)
             link = start + float(transfer[mark])
             ends.append(link)
-            sources.append(bool(stored[mark]))
+            sources.append(bool(role[mark] == _ROLES[STORED]))
             finished[mark] = device
         started_at = mark + 1
     slowed = sm_share * max(0.0, communication - exposed)
@@ -137,10 +143,19 @@ def _run(finished: Seconds, compute: Seconds, issued: Seconds, first: int, last:
     return float(clock[-1])
 
 
-def per_event(events: Events, seconds: Seconds) -> Seconds:
-    """`seconds` of each call, laid out over events; zero where an event is no call."""
+def roles(workload: Workload) -> Roles:
+    """What each of the workload's calls is to `schedule`: 0 no collective, 1 one of computed input, 2 of stored input."""
+    return np.array(
+        [_ROLES[dict(call.keywords)["input"]] if is_collective(call) else 0 for call in workload.calls], dtype=np.int64
+    )
+
+
+def per_event(events: Events, seconds: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """`seconds` (or roles) of each call, laid out over events; zero where an event is no call."""
     is_call = events.codes == CALL
-    return np.where(is_call, seconds[np.where(is_call, events.values, 0)], 0.0) if len(seconds) else np.zeros(len(events))
+    found = np.zeros(len(events), dtype=seconds.dtype)
+    found[is_call] = seconds[events.values[is_call]]
+    return found
 
 
 class Writer:
@@ -182,7 +197,8 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The process groups that a trace runs under: how each parameter is spread. `sharding` is fsdp, fsdp-grad-op, hsdp or none."""
+    """The process groups that a trace runs under: how each parameter is spread. `sharding` is fsdp, fsdp-grad-op, hsdp
+    or none."""
 
     sharding: str
     shard: int = 1

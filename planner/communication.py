@@ -46,7 +46,9 @@ def spans(strategy: Strategy, hardware: HardwareChoice) -> dict[str, Span]:
     tensor, count = strategy.tensor_parallel, hardware.count
     inside, nodes = hardware.gpus_in_node, hardware.nodes
     if count % tensor or inside % tensor:
-        raise RigplanError(f"tensor_parallel {tensor} does not divide {count} GPUs in nodes of {inside}; use a divisor of both")
+        raise RigplanError(
+            f"tensor_parallel {tensor} does not divide {count} GPUs in nodes of {inside}; use a divisor of both"
+        )
     rows = Span(inside // tensor, nodes, count // tensor)
     hybrid = strategy.sharding == "hsdp"
     return {
@@ -64,15 +66,20 @@ def collective_seconds(kind: str, size_bytes: float, span: Span, node: Node, acc
     if span.nodes == 1:
         return _on_link(kind, size_bytes, span.ranks, node.link(span.ranks), accelerator)
     if node.inter is None:
-        raise RigplanError(f"{node.name} has no link between nodes; give hardware.node one that has, or at most {node.gpus_per_node} GPUs")
+        raise RigplanError(
+            f"{node.name} has no link between nodes; name a node that has, or at most {node.gpus_per_node} GPUs"
+        )
     within, across = node.link(span.inside), node.inter
     latency = _on_link(kind, 0.0, span.inside, within, accelerator)
     network_latency = _on_link(kind, 0.0, span.nodes, across, accelerator)
     steps = (span.ranks - span.nodes) * across.hop_s  # one ring through all of them: every rank is a step
-    moving = _on_link(kind, size_bytes, span.inside, within, accelerator) - latency
-    network_moving = _on_link(kind, size_bytes / span.inside, span.nodes, across, accelerator) - network_latency
+    moving = max(0.0, _on_link(kind, size_bytes, span.inside, within, accelerator) - latency)
+    network_moving = max(
+        0.0, _on_link(kind, size_bytes / span.inside, span.nodes, across, accelerator) - network_latency
+    )
     power = _overlap_power()
-    return latency + network_latency + steps + (moving**power + network_moving**power) ** (1 / power)
+    moved: float = (moving**power + network_moving**power) ** (1 / power)
+    return latency + network_latency + steps + moved
 
 
 def call_seconds(workload: Workload, strategy: Strategy, machine: Machine) -> npt.NDArray[np.float64]:
@@ -92,7 +99,10 @@ def data_parallel_reductions(workload: Workload, machine: Machine) -> list[Reduc
         return []
     span = spans(Strategy(), machine.choice)["world"]
     return [
-        Reduction(collective_seconds("all_reduce", bucket.size_bytes, span, machine.node, machine.accelerator.name), frozenset(bucket.parameters))
+        Reduction(
+            collective_seconds("all_reduce", bucket.size_bytes, span, machine.node, machine.accelerator.name),
+            frozenset(bucket.parameters),
+        )
         for bucket in gradient_buckets(workload)
     ]
 

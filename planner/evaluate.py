@@ -32,13 +32,19 @@ UNMODELLED = ("data loading", "evaluation and checkpoint writing")
 
 
 def estimate(
-    spec: Spec | Mapping[str, Any] | str | Path, *, profile: str = "", progress: Progress | None = None, timed: bool = True
+    spec: Spec | Mapping[str, Any] | str | Path,
+    *,
+    profile: str = "",
+    progress: Progress | None = None,
+    timed: bool = True,
 ) -> Estimate:
     """The estimate of a spec that leaves one combination. Raises RigplanError when it leaves more, or cannot be run."""
     spec = Spec.load(spec)
     combinations = list(choices(spec))
     if len(combinations) > 1:
-        raise RigplanError(f"the spec leaves {len(combinations)} combinations; `rigplan plan` ranks them, an estimate takes one")
+        raise RigplanError(
+            f"the spec leaves {len(combinations)} combinations; `rigplan plan` ranks them, an estimate takes one"
+        )
     strategy, choice = combinations[0]
     machine = machines.resolve(choice, profile)
     reason = not_possible(strategy, machine)
@@ -108,7 +114,9 @@ def not_possible(strategy: Strategy, machine: Machine) -> str | None:
     return impossible(strategy, machine.choice, machine.accelerator)
 
 
-def calls_of(spec: Spec | Mapping[str, Any] | str | Path, *, progress: Progress | None = None) -> list[tuple[Call, bool]]:
+def calls_of(
+    spec: Spec | Mapping[str, Any] | str | Path, *, progress: Progress | None = None
+) -> list[tuple[Call, bool]]:
     """Every kernel call of each combination of a spec, once, with whether TF32 is on: what `calibrate run --for` times."""
     spec = Spec.load(spec)
     workloads = Workloads(spec.model, spec.data, progress)

@@ -1,12 +1,12 @@
 """Fit: whether a step's memory goes into a GPU, and the range that the answer has.
 
 The allocator is replayed without a limit first. Where that would not go in, it is replayed under the limit, for torch
-gives its cache back before it gives up. A verdict is firm when it holds with the limit moved by the residual either way.
+gives its cache back before it gives up. A verdict is firm when it holds with the limit moved by the residual both ways.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -37,8 +37,11 @@ def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: 
     room = machine.usable_bytes - context
     buckets = (sum(_gradient_bytes(workload)),) if replicated else ()
 
+    device = replace(machine.device, tf32=strategy.precision != "fp32")
+
     def played(limit: float | None) -> Timeline:
-        return _replay(workload, machine, strategy.allocator == "expandable", accumulation, buckets, None if limit is None else int(limit))
+        limit_bytes = None if limit is None else int(limit)
+        return _replay(workload, device, strategy.allocator == "expandable", accumulation, buckets, limit_bytes)
 
     free = played(None)
     low = low_context + int(free.peak_reserved_bytes * (1 - share))
@@ -52,8 +55,16 @@ def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: 
         kept = int(room / (1 + share))
         return Fit("fits", free, context + kept, least, machine.usable_bytes)
     if played(room * (1 + share) + (context - low_context)).out_of_memory:
-        return Fit("does-not-fit", free, context + free.peak_reserved_bytes, machine.usable_bytes + 1, max(high, machine.usable_bytes + 1))
-    return Fit("borderline", free, context + min(free.peak_reserved_bytes, room), min(least, machine.usable_bytes), high)
+        return Fit(
+            "does-not-fit",
+            free,
+            context + free.peak_reserved_bytes,
+            machine.usable_bytes + 1,
+            max(high, machine.usable_bytes + 1),
+        )
+    return Fit(
+        "borderline", free, context + min(free.peak_reserved_bytes, room), min(least, machine.usable_bytes), high
+    )
 
 
 def _gradient_bytes(workload: Workload) -> list[int]:
@@ -68,9 +79,13 @@ _REPLAYED: dict[tuple[object, ...], tuple[Workload, Timeline]] = {}
 
 
 def _replay(
-    workload: Workload, machine: Machine, expandable: bool, accumulation: int, buckets: tuple[int, ...], limit: int | None
+    workload: Workload,
+    device: scratch.Device,
+    expandable: bool,
+    accumulation: int,
+    buckets: tuple[int, ...],
+    limit: int | None,
 ) -> Timeline:
-    device = machine.device
     key = (id(workload), device, expandable, min(accumulation, 2), buckets, limit)
     kept = _REPLAYED.get(key)
     if kept is None:

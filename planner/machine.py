@@ -19,7 +19,14 @@ from planner.scratch import Device
 from planner.strategy import HardwareChoice
 
 MIB = 1 << 20
-MAX_THREADS_PER_SM = {(8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (7, 5): 1024, (12, 0): 1536, (12, 1): 1536}  # CUDA guide, table 21
+MAX_THREADS_PER_SM = {
+    (8, 6): 1536,
+    (8, 7): 1536,
+    (8, 9): 1536,
+    (7, 5): 1024,
+    (12, 0): 1536,
+    (12, 1): 1536,
+}  # CUDA guide, table 21
 OLDEST_CAPABILITY = (8, 0)  # taken for devices that have no CUDA compute capability of their own
 
 
@@ -99,7 +106,9 @@ def _profile(accelerator: Accelerator, path: str) -> tuple[Profile, str]:
 def _node(choice: HardwareChoice, accelerator: Accelerator) -> Node:
     node = system.node(choice.node) if choice.node else system.default_node(accelerator)
     if choice.node and node.accelerator and node.accelerator != accelerator.name:
-        raise RigplanError(f"hardware.node {choice.node} holds {node.accelerator}, not {accelerator.name}; leave one of the two out")
+        raise RigplanError(
+            f"hardware.node {choice.node} holds {node.accelerator}, not {accelerator.name}; leave one of the two out"
+        )
     return replace(node, gpus_per_node=choice.gpus_per_node) if choice.gpus_per_node else node
 
 

@@ -247,7 +247,8 @@ STAND_INS: dict[Any, Any] = {
 
 def _made_real(func: Any, fake: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
     """Small masks, indices and scalars that a factory makes are made for real; a random scalar is 1: nothing is skipped."""
-    wanted = not fake.is_floating_point() or fake.dim() == 0
+    # A mask of ones is floating in some models, which ask whether it hides anything.
+    wanted = not fake.is_floating_point() or fake.dim() == 0 or func._schema.name == "aten::ones"
     if not wanted or fake.numel() > REAL_ELEMENTS or "empty" in func._schema.name:
         return fake
     with unset_fake_temporarily():

@@ -101,8 +101,8 @@ def _power_below(value: int) -> int:
     return 1 << (max(1, value).bit_length() - 1)
 
 
-def _norm_copy(call: Call, _: Device) -> Groups:
-    """Layer norm reads rows: an input that is not contiguous is copied first."""
+def _row_copy(call: Call, _: Device) -> Groups:
+    """Layer norm and the 2d loss read plain rows: an input that is not contiguous is copied first."""
     source = call.tensors[0]
     return () if source.stride is None else ((_bytes(source),),)
 
@@ -178,7 +178,8 @@ def _bytes(tensor: TensorSpec) -> int:
 RULES: dict[str, Callable[[Call, Device], Groups]] = {
     "rigplan.attention_backward.default": _attention_backward,
     "sum.dim_IntList": _column_sum,
-    "native_layer_norm.default": _norm_copy,
+    "native_layer_norm.default": _row_copy,
+    "nll_loss2d_forward.default": _row_copy,
     "native_group_norm.default": _group_norm,
     "rigplan.rnn_forward.default": _rnn,
     "rigplan.rnn_backward.default": _rnn,

@@ -1,7 +1,9 @@
 """Sharded workloads of any number of ranks, read off two traces.
 
-A parameter sharded over n ranks has ceil(d / n) rows on the first of them, and a buffer that gathers it n times as many.
-Sizes made of the parameters that are sharded together are known so, padding included; any other is affine in 1/n. So two
+A parameter sharded over n ranks has ceil(d / n) rows on the first of them, and a buffer that gathers it n times as
+many.
+Sizes made of the parameters that are sharded together are known so, padding included; any other is affine in 1/n. So
+two
 traces give every size, as two micro-batches do (see workload.WorkloadFamily).
 """
 
@@ -43,7 +45,9 @@ class ShardFamily:
         for name, events in one.segments.items():
             other = two.segments[name]
             same = events.codes == CALL
-            if not np.array_equal(events.codes, other.codes) or not np.array_equal(events.values[~same], other.values[~same]):
+            if not np.array_equal(events.codes, other.codes) or not np.array_equal(
+                events.values[~same], other.values[~same]
+            ):
                 raise NotAffine(f"the {name} of two group sizes has other operators")
             values = events.values.copy()
             for at in np.flatnonzero(same):
@@ -63,10 +67,14 @@ class ShardFamily:
         few, many = self.ranks
         known: dict[tuple[int, int], int] = {}
         for members in _sharded_together(self.first.parameters):
-            part = {count: sum(rows(member, count) * prod(member.shape[1:]) for member in members) for count in (few, many, ranks)}
+            part = {
+                count: sum(rows(member, count) * prod(member.shape[1:]) for member in members)
+                for count in (few, many, ranks)
+            }
             for unit in sorted(set(ITEM_BYTES.values())):
                 known.setdefault((part[few] * unit, part[many] * unit), part[ranks] * unit)
-                known.setdefault((few * part[few] * unit, many * part[many] * unit), ranks * part[ranks] * unit)
+                if len(members) > 1:  # the size of one alone may as well be an activation's
+                    known.setdefault((few * part[few] * unit, many * part[many] * unit), ranks * part[ranks] * unit)
         for parameter in self.first.parameters:
             known.setdefault((rows(parameter, few), rows(parameter, many)), rows(parameter, ranks))
         return known

@@ -1,8 +1,9 @@
-"""Step: how long one optimizer step takes, as three queues: the host issues, the device computes, the link communicates.
+"""Step: how long one optimizer step takes, as three queues: the host issues, the device computes, the link moves.
 
 A kernel starts when the host has issued it and the device has finished the one before. So many small kernels take the
-host's time, few large ones the device's, and what lies between comes out right. Steady state: the host runs ahead into
-the next step, as training loops do that read no value back.
+host's time, few large ones the device's, and what lies between comes out right. A step starts on an idle device:
+training loops read the loss or the gradient norm back every step (transformers' Trainer does), so the host cannot run
+ahead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ Seconds = npt.NDArray[np.float64]
 # The factor that says what the host takes for one unit of a phase's work (see host_work).
 HOST_PHASES = {"forward": "host_forward_op_s", "backward": "host_backward_op_s", "optimizer": "host_optimizer_unit_s"}
 # Dense products by dtype, and the factor from a short timing to what holds for seconds: they reach the power limit.
-SUSTAINED = {"bf16": "sustained_half_ratio", "f16": "sustained_half_ratio", "f8": "sustained_half_ratio", "tf32": "sustained_tf32_ratio"}
+SUSTAINED = {
+    "bf16": "sustained_half_ratio",
+    "f16": "sustained_half_ratio",
+    "f8": "sustained_half_ratio",
+    "tf32": "sustained_tf32_ratio",
+}
 DENSE_KINDS = ("matmul", "grouped_matmul", "attention")
 
 
@@ -71,27 +77,24 @@ class Priced:
     operators: tuple[Operator, ...]
 
 
-def step_time(workload: Workload, pricing: Pricing, *, accumulation: int = 1, reductions: Sequence[Reduction] = ()) -> StepTime:
-    """The steady step of `accumulation` micro-steps and one optimizer step; `reductions` overlap the last backward."""
+def step_time(
+    workload: Workload, pricing: Pricing, *, accumulation: int = 1, reductions: Sequence[Reduction] = ()
+) -> StepTime:
+    """One step of `accumulation` micro-steps and an optimizer step; `reductions` overlap the last backward."""
     costs = priced(workload, pricing)
     factor = pricing.profile.factor
     host = {phase: factor(name) for phase, name in HOST_PHASES.items()}
     bookkeeping = host["optimizer"] * sum(parameter.gradient_block is not None for parameter in workload.parameters)
     micro, update = workload.segments["micro_step"], workload.segments["optimizer"]
     queues = _Queues()
-    ends: list[float] = []
-    parts: dict[str, float] = {}
+    parts = dict.fromkeys(PHASES, 0.0)
     communication = sum(reduction.seconds for reduction in reductions)
-    for _ in range(2):  # the second step starts with the host as far ahead as it gets
-        parts = dict.fromkeys(PHASES, 0.0)
-        for turn in range(accumulation):
-            last = turn == accumulation - 1
-            queues.run(micro, costs.device, host, parts, reductions if last else ())
-        queues.host += bookkeeping
-        queues.run(update, costs.device, host, parts, ())
-        queues.host += factor("host_step_s")
-        ends.append(max(queues.device, queues.host))
-    total = ends[1] - ends[0]
+    for turn in range(accumulation):
+        last = turn == accumulation - 1
+        queues.run(micro, costs.device, host, parts, reductions if last else ())
+    queues.host += bookkeeping
+    queues.run(update, costs.device, host, parts, ())
+    total = max(queues.device, queues.host) + factor("host_synchronize_s")
     micro_calls, update_calls = workload.calls_in("micro_step"), workload.calls_in("optimizer")
     counts = np.bincount(micro_calls, minlength=len(workload.calls)) * accumulation
     counts = counts + np.bincount(update_calls, minlength=len(workload.calls))
@@ -103,7 +106,7 @@ def step_time(workload: Workload, pricing: Pricing, *, accumulation: int = 1, re
         optimizer_seconds=parts["optimizer"],
         communication_seconds=communication,
         exposed_communication_seconds=queues.exposed,
-        host_seconds=queues.host / 2,
+        host_seconds=queues.host,
         device_seconds=float(costs.device @ counts),
         floor_seconds=floor,
         flop=float(costs.flop @ counts),
@@ -143,7 +146,14 @@ class _Queues:
         self.host = self.device = self.link = 0.0
         self.exposed = 0.0
 
-    def run(self, events: Events, device: Seconds, host: dict[str, float], parts: dict[str, float], reductions: Sequence[Reduction]) -> None:
+    def run(
+        self,
+        events: Events,
+        device: Seconds,
+        host: dict[str, float],
+        parts: dict[str, float],
+        reductions: Sequence[Reduction],
+    ) -> None:
         """Issue and execute a segment; adds each phase's device-side length to `parts`."""
         is_call = events.codes == CALL
         phases = _phases(events)
@@ -199,4 +209,3 @@ def priced(workload: Workload, pricing: Pricing) -> Priced:
     )
     _KNOWN_WORKLOADS[key] = (workload, pricing, found)
     return found
-

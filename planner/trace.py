@@ -144,7 +144,7 @@ def _fake(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.
             part._buffers[name] = fresh
         if isinstance(part, torch.nn.RNNBase):
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
-            part._flat_weight_refs = [weakref.ref(weight) for weight in part._flat_weights]
+            part._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in part._flat_weights]
     for index, (_, parameter) in enumerate(named):
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_ready(recorder, index))

@@ -19,7 +19,9 @@ Integers = npt.NDArray[np.int64]
 # What an event says; the meaning of its value is in brackets.
 CALL, ALLOCATE, FREE, GRADIENT, PHASE = range(5)  # [call], [block], [block], [parameter is ready], [phase]
 PHASES = ("load", "forward", "backward", "optimizer")
-CATEGORIES = ("weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary", "workspace")
+CATEGORIES = (
+    "weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary", "workspace",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

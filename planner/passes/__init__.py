@@ -12,15 +12,18 @@ How several ranks come into a workload:
     tensor parallel  the same, with DTensor           none
 
 A collective is a Call ("collective.all_gather") whose argument is the full tensor and whose keywords name the group
-("shard", "replicate", "tensor", "world") and whether its input is computed just before or lies stored. Group sizes are not
-in the workload: a Mesh decided the shapes, and `communication.spans` gives each group its GPUs on a machine. `WAIT` events
+("shard", "replicate", "tensor", "world") and whether its input is computed just before or lies stored. Group sizes are
+not
+in the workload: a Mesh decided the shapes, and `communication.spans` gives each group its GPUs on a machine. `WAIT`
+events
 say where the device needs a result. So one workload serves any machine:
 
     Workload ─► communication.call_seconds (link seconds of each call) ─► collectives.schedule (three queues) ─► exposed
 
 Sizes over n ranks need no trace each: `shard_family.ShardFamily` reads them off the traces over 2 and 4.
 
-Segments: `load` ends with what a technique holds for the whole run (buckets, partitions); `micro_step` is a micro-step that
+Segments: `load` ends with what a technique holds for the whole run (buckets, partitions); `micro_step` is a micro-step
+that
 is not the last; `last_micro_step`, where it exists, replaces the last one (DDP reduces there alone, no_sync before);
 `optimizer_first` and `optimizer` hold the step and the gather of what it changed.
 Further blocks are numbered after the trace's; categories are the trace's own.

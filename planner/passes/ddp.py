@@ -1,4 +1,5 @@
-"""DDP: gradients copied into buckets as they become ready, each bucket reduced over all replicas while backward goes on.
+"""DDP: gradients copied into buckets as they become ready, each bucket reduced over all replicas while backward goes
+on.
 
 As torch.nn.parallel.DistributedDataParallel with its defaults: buckets are tensors of their own beside the gradients
 (gradient_as_bucket_view=False), made when the module is wrapped and made anew, in the order in which gradients arrive,
@@ -80,16 +81,22 @@ def apply(workload: Workload, ranks: int) -> Workload:
     complete_at = last_arrivals(workload)
     reductions: list[tuple[Bucket, int]] = []
     events = workload.segments["micro_step"]
-    for at, (code, value, views) in enumerate(zip(events.codes.tolist(), events.values.tolist(), events.views.tolist(), strict=True)):
+    for at, (code, value, views) in enumerate(
+        zip(events.codes.tolist(), events.values.tolist(), events.views.tolist(), strict=True)
+    ):
         writer.event(code, value, views)
         if code != GRADIENT or complete_at[value] != at:
             continue
         spec = _flat(workload.parameters[value])
-        writer.call(Call("mul.out", (spec, TensorSpec("f32", ())), (), (spec,)))  # divided by the replicas on the way in
+        writer.call(
+            Call("mul.out", (spec, TensorSpec("f32", ())), (), (spec,))
+        )  # divided by the replicas on the way in
         bucket = filled_by[value]
         missing[bucket] -= 1
         if not missing[bucket]:
-            reductions.append((bucket, writer.call(collective("all_reduce", bucket.dtype, bucket.elements, "replicate"))))
+            reductions.append(
+                (bucket, writer.call(collective("all_reduce", bucket.dtype, bucket.elements, "replicate")))
+            )
     for bucket, which in reductions:
         writer.wait(which)
         for index in bucket.parameters:
@@ -128,4 +135,3 @@ def last_arrivals(workload: Workload) -> dict[int, int]:
 
 def _flat(parameter: Parameter) -> TensorSpec:
     return TensorSpec(parameter.dtype, (parameter.elements,))
-

@@ -51,5 +51,3 @@ def _flattened(call: Call, flat: TensorSpec) -> Call:
         return value
 
     return Call(call.name, tuple(one(value) for value in call.arguments), call.keywords, tuple(map(one, call.results)))
-
-

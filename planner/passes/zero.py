@@ -2,7 +2,8 @@
 
 With bf16 or fp16 the model's weights are in that dtype and each rank holds an fp32 copy of its partition with the
 optimizer's states (so trace such a run with weights in the computing dtype). Gradients are reduced in buckets; stage 1
-keeps all of them, stage 2 its partition only; the weights are gathered after the step. Stage 3 holds weights in partitions
+keeps all of them, stage 2 its partition only; the weights are gathered after the step. Stage 3 holds weights in
+partitions
 too, gathers them module by module and lets go of them unless they are used again soon.
 Source: deepspeed/runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinator}.py and its documented defaults.
 """
@@ -42,7 +43,8 @@ def apply(workload: Workload, ranks: int, stage: int) -> Workload:
     parameters = workload.parameters
     if stage == 2:
         parameters = tuple(
-            parameter if parameter.gradient_block is None else replace(parameter, gradient_block=partition) for parameter in parameters
+            parameter if parameter.gradient_block is None else replace(parameter, gradient_block=partition)
+            for parameter in parameters
         )
     segments = {**workload.segments, "load": load, "micro_step": micro, "optimizer_first": step, "optimizer": step}
     return replace(grown, calls=writer.calls, segments=segments, parameters=parameters)
@@ -96,7 +98,8 @@ def zero_redundancy(workload: Workload, ranks: int) -> Workload:
 
 
 def greedy_shares(elements: list[int], ranks: int) -> list[int]:
-    """Elements by rank, as ZeroRedundancyOptimizer spreads them: the largest parameter left to the rank with the least."""
+    """Elements by rank, as ZeroRedundancyOptimizer spreads them: the largest parameter left to the rank with the
+    least."""
     shares = [0] * ranks
     for size in sorted(elements, reverse=True):
         shares[shares.index(min(shares))] += size
@@ -137,8 +140,11 @@ def _micro_step(workload: Workload, writer: Writer, buffers: list[int], partitio
     return writer.segment()
 
 
-def _step(workload: Workload, writer: Writer, part: int, gradient_bytes: int, gather: str | None) -> tuple[Workload, Events]:
-    """The step on one rank's partition, its gradient brought to fp32 for as long as it lasts, and the gather after it."""
+def _step(
+    workload: Workload, writer: Writer, part: int, gradient_bytes: int, gather: str | None
+) -> tuple[Workload, Events]:
+    """The step on one rank's partition, its gradient brought to fp32 for as long as it lasts, and the gather after
+    it."""
     blocks: list[int] = []
     writer.event(PHASE, PHASES.index("optimizer"))
     dtype = next(parameter.dtype for parameter in workload.parameters if parameter.trainable)
@@ -177,4 +183,3 @@ def _append(events: Events, code: int, value: int) -> Events:
         writer.event(*row)
     writer.event(code, value)
     return writer.segment()
-

@@ -141,7 +141,7 @@ def _excluded(excluded: Sequence[Excluded]) -> list[str]:
     for group in groups.values():
         machines = _machines([item.hardware for item in group])
         several_reasons = len({item.reason for item in group}) > 1
-        for_example = f"; for example {group[0].reason}" if several_reasons else f"; {group[0].reason}"
+        for_example = f"; for example, {group[0].reason}" if several_reasons else f"; {group[0].reason}"
         lines.append(f"{several(len(group), 'combination')} on {machines}{for_example}")
     return listed(f"Excluded: {several(len(excluded), 'combination')}", lines) if lines else []
 

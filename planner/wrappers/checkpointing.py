@@ -31,13 +31,21 @@ def apply(module: torch.nn.Module, mode: str) -> None:
     if mode == "selective":
         arguments["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep)
     if getattr(module, "supports_gradient_checkpointing", False):
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)  # type: ignore[operator]
+        _enable(module, arguments)
         return
     blocks = _blocks(module)
     if not blocks:
         raise RigplanError("checkpointing: the module has no repeated blocks to checkpoint; use checkpointing: none")
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, **arguments)  # type: ignore[method-assign]
+
+
+def _enable(module: Any, arguments: dict[str, Any]) -> None:
+    """transformers' own switch, by its newer name where it has one; an adapter's wrapper passes both on."""
+    if hasattr(module, "activation_checkpointing_enable"):
+        module.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
+    else:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
 
 
 def _keep(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

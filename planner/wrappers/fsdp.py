@@ -24,11 +24,14 @@ LOW = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 @contextmanager
 def process_group(mesh: Mesh) -> Iterator[DeviceMesh]:
-    """The device mesh of rank 0 among `mesh.ranks`; nothing is sent. Raises RigplanError where a group exists already."""
+    """The device mesh of rank 0 among `mesh.ranks`; nothing is sent. Raises RigplanError where a group exists
+    already."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise RigplanError("a sharded trace needs a process group of its own, and this process has one; trace before init_process_group")
+        raise RigplanError(
+            "a sharded trace needs a process group of its own, and this process has one; trace before making it"
+        )
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.ranks)
     try:
         sizes = {"replicate": mesh.replicate, "shard": mesh.shard, "tensor": mesh.tensor}
@@ -53,12 +56,15 @@ def shard(
     """
     names = tuple(name for name in devices.mesh_dim_names or () if name in ("replicate", "shard"))
     over = devices[names] if names and names != devices.mesh_dim_names else devices
-    policy = MixedPrecisionPolicy(param_dtype=LOW.get(precision), reduce_dtype=torch.float32 if precision in LOW else None)
+    policy = MixedPrecisionPolicy(
+        param_dtype=LOW.get(precision), reduce_dtype=torch.float32 if precision in LOW else None
+    )
     offload = offload or OffloadPolicy()
     keep = sharding == "fsdp-grad-op"
     for block in units(module):
         fully_shard(block, mesh=over, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload)
-    fully_shard(module, mesh=over, mp_policy=policy, offload_policy=offload, **({"reshard_after_forward": False} if keep else {}))
+    # the root's weights are wanted first in backward, so it keeps them in any case
+    fully_shard(module, mesh=over, reshard_after_forward=False, mp_policy=policy, offload_policy=offload)
 
 
 def units(module: torch.nn.Module) -> list[torch.nn.Module]:

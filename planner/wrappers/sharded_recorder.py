@@ -1,4 +1,5 @@
-"""A recorder for sharded modules: collectives, storages that are emptied and filled again, and tensors of many ranks."""
+"""A recorder for sharded modules: collectives, storages that are emptied and filled again, and tensors of many
+ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class ShardedRecorder(Recorder):
         self._pending.clear()
 
     def segment(self) -> Events:
-        """The segment; at its end the device waits for what is still under way, as FSDP's last hook of backward does."""
+        """The segment; at its end the device waits for what is still under way, as FSDP's last hook of backward
+        does."""
         if self._pending:
             self._event(WAIT, max(self._pending.values()))
             self._pending.clear()
@@ -59,7 +61,8 @@ class ShardedRecorder(Recorder):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, storages that are resized are seen (FSDP frees gathered weights so), and what DTensor runs on tensors of
+        """Inside, storages that are resized are seen (FSDP frees gathered weights so), and what DTensor runs on
+        tensors of
         the whole shape only to know the shape of a result is not taken for work."""
         resize = torch.UntypedStorage.resize_
         asking = ShardingPropagator._propagate_tensor_meta_non_cached
@@ -77,7 +80,7 @@ class ShardedRecorder(Recorder):
                 self._quiet = before
 
         torch.UntypedStorage.resize_ = watched  # type: ignore[assignment]
-        ShardingPropagator._propagate_tensor_meta_non_cached = unheard  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = unheard  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:

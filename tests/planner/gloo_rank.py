@@ -1,4 +1,5 @@
-"""One of two real gloo ranks: trains a small model once each way and prints what lies on it. Run by test_sharding_truth."""
+"""One of two real gloo ranks: trains a small model once each way and prints what lies on it. Run by
+test_sharding_truth."""
 
 from __future__ import annotations
 
@@ -19,15 +20,24 @@ from tests.planner.sharded_model import Small
 def size(tensors: object) -> int:
     """Bytes of the distinct storages of tensors, of what lies here."""
     local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]  # type: ignore[attr-defined]
-    return sum({item.untyped_storage().data_ptr(): item.untyped_storage().nbytes() for item in local if item.numel()}.values())
+    return sum(
+        {item.untyped_storage().data_ptr(): item.untyped_storage().nbytes() for item in local if item.numel()}.values()
+    )
 
 
-def report(model: torch.nn.Module, optimizer: torch.optim.Optimizer, states: torch.optim.Optimizer | None = None) -> dict[str, int]:
+def report(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, states: torch.optim.Optimizer | None = None
+) -> dict[str, int]:
     torch.manual_seed(0)
     for _ in range(2):
         model(torch.randint(0, 1003, (1, 32))).backward()
         optimizer.step()
-    held = [value for state in (states or optimizer).state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    held = [
+        value
+        for state in (states or optimizer).state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
     return {
         "weights": size(model.parameters()),
         "gradients": size([parameter.grad for parameter in model.parameters() if parameter.grad is not None]),

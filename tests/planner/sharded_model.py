@@ -84,7 +84,8 @@ def traced(mesh: Mesh | None = None, precision: str = "fp32", tokens: int = 32, 
             optimizer.step()
             segments[name] = recorder.segment()
         return Workload(
-            1, tuple(recorder.calls), segments, np.array(recorder.block_bytes), np.array(recorder.categories), parameters,
+            1, tuple(recorder.calls), segments, np.array(recorder.block_bytes), np.array(recorder.categories),
+            parameters,
             tokens, "small", "module",
         )  # fmt: skip
 

@@ -65,7 +65,8 @@ def test_autocast_keeps_layer_norm_and_losses_in_fp32_and_matmuls_low() -> None:
         assert torch.nn.functional.linear(x, weight).dtype == BF16
         assert torch.nn.functional.layer_norm(x, (8,)).dtype == FP32
         assert torch.softmax(x, -1).dtype == FP32
-        assert torch.nn.functional.interpolate(torch.empty(1, 2, 4, 4, dtype=BF16), scale_factor=2, mode="bilinear").dtype == FP32
+        image = torch.empty(1, 2, 4, 4, dtype=BF16)
+        assert torch.nn.functional.interpolate(image, scale_factor=2, mode="bilinear").dtype == FP32
 
 
 @pytest.mark.usefixtures("on_hopper")

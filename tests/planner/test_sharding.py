@@ -53,16 +53,23 @@ def test_gradients_are_reduced_in_fp32_where_weights_are_gathered_in_bf16() -> N
 
 def test_hsdp_shards_inside_and_adds_up_between() -> None:
     found = traffic(traced(Mesh("hsdp", shard=2, replicate=3)), "micro_step")
-    assert [(kind, group) for kind, group, _ in found][-2:] == [("reduce_scatter", "shard"), ("all_reduce", "replicate")]
+    assert [(kind, group) for kind, group, _ in found][-2:] == [
+        ("reduce_scatter", "shard"),
+        ("all_reduce", "replicate"),
+    ]
     assert found[-1][2] * 2 == found[-2][2]
 
 
-def test_keeping_gathered_weights_costs_about_a_block_of_memory_where_three_are_kept_and_two_live(families: dict[str, ShardFamily]) -> None:
+def test_keeping_gathered_weights_costs_about_a_block_of_memory_where_three_are_kept_and_two_live(
+    families: dict[str, ShardFamily],
+) -> None:
     full, kept = (played(families[way].second).peaks["forward"] for way in ("fsdp", "fsdp-grad-op"))
     assert 0.5 * BLOCK_BYTES < kept - full < 2 * BLOCK_BYTES
 
 
-def test_every_gather_is_waited_for_and_the_micro_step_ends_with_nothing_under_way(families: dict[str, ShardFamily]) -> None:
+def test_every_gather_is_waited_for_and_the_micro_step_ends_with_nothing_under_way(
+    families: dict[str, ShardFamily],
+) -> None:
     workload = families["fsdp"].first
     events = workload.segments["micro_step"]
     waits = events.values[events.codes == WAIT].tolist()
@@ -72,13 +79,16 @@ def test_every_gather_is_waited_for_and_the_micro_step_ends_with_nothing_under_w
 
 
 @pytest.mark.parametrize("way", ["fsdp", "fsdp-grad-op"])
-@pytest.mark.parametrize("ranks", [8, 64])
-def test_sizes_over_any_number_of_ranks_are_read_off_two_traces(families: dict[str, ShardFamily], way: str, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "off"), [(2, 0.0), (4, 0.0), (8, 0.005), (64, 0.045)])
+def test_sizes_over_any_number_of_ranks_are_read_off_two_traces(
+    families: dict[str, ShardFamily], way: str, ranks: int, off: float
+) -> None:
+    # over 64 ranks the 96 rows of one weight are padded to 128 while it is gathered: what two traces cannot show
     read, direct = families[way].at(ranks), traced(Mesh(way, ranks))
     assert read.bytes_of("weights") == direct.bytes_of("weights")  # padding included
     for category in ("gradients", "optimizer"):
         assert read.bytes_of(category) == pytest.approx(direct.bytes_of(category), rel=0.005)
-    assert played(read).peak_allocated_bytes == pytest.approx(played(direct).peak_allocated_bytes, rel=0.01)
+    assert played(read).peak_allocated_bytes == pytest.approx(played(direct).peak_allocated_bytes, rel=off)
     assert [row[:2] for row in traffic(read, "micro_step")] == [row[:2] for row in traffic(direct, "micro_step")]
     moved = [sum(size for _, _, size in traffic(one, "micro_step")) for one in (read, direct)]
     assert moved[0] == pytest.approx(moved[1], rel=0.05)  # 250 rows over 64 ranks are padded to 256
@@ -102,7 +112,7 @@ def test_traces_of_different_models_do_not_line_up(families: dict[str, ShardFami
 
 
 def test_a_sharded_trace_leaves_no_process_group_behind_and_wants_none_before() -> None:
-    with fsdp.process_group(Mesh("fsdp", 2)):
-        with pytest.raises(RigplanError, match="process group of its own"), fsdp.process_group(Mesh("fsdp", 2)):
-            pass
+    first, second = (fsdp.process_group(Mesh("fsdp", 2)) for _ in range(2))
+    with first, pytest.raises(RigplanError, match="process group of its own"), second:
+        pass
     assert not dist.is_initialized()

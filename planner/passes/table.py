@@ -1,0 +1,49 @@
+"""Which trace and which pass each sharding wants: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.collectives import Mesh
+from planner.passes import ddp, zero
+from planner.strategy import HardwareChoice, Strategy, data_parallel
+from planner.workload import Workload
+
+# After the trace: the workload and the number of data-parallel ranks to the workload of one of them.
+PASSES: dict[str, Callable[[Workload, int], Workload]] = {
+    "none": ddp.apply,
+    "zero1": lambda workload, ranks: zero.apply(workload, ranks, 1),
+    "zero2": lambda workload, ranks: zero.apply(workload, ranks, 2),
+    "zero3": zero.partitioned,
+    "fsdp": lambda workload, _: workload,
+    "fsdp-grad-op": lambda workload, _: workload,
+    "hsdp": lambda workload, _: workload,
+}
+ZERO = ("zero1", "zero2", "zero3")
+# DeepSpeed computes with weights in the low dtype; its fp32 copies are the pass's.
+LOW = {"bf16-mixed": "bf16", "fp16-mixed": "bf16"}
+
+
+def mesh_of(strategy: Strategy, hardware: HardwareChoice, parameter_count: int = 0) -> Mesh | None:
+    """The process groups to trace under; None where one rank is traced as if it were alone.
+
+    `parameter_count` decides what stage 3 of ZeRO keeps gathered.
+    """
+    ranks = data_parallel(strategy, hardware)
+    if ranks == 1 or strategy.sharding in ("none", "zero1", "zero2"):
+        return None
+    if strategy.sharding == "hsdp":
+        return Mesh("hsdp", ranks // hardware.nodes, hardware.nodes)
+    kind = zero.sharding_of(parameter_count) if strategy.sharding == "zero3" else strategy.sharding
+    return Mesh(kind, ranks)
+
+
+def trace_precision(strategy: Strategy, hardware: HardwareChoice) -> str:
+    """The precision to trace in: ZeRO's weights lie in the low dtype."""
+    sharded = strategy.sharding in ZERO and data_parallel(strategy, hardware) > 1
+    return LOW.get(strategy.precision, strategy.precision) if sharded else strategy.precision
+
+
+def after_trace(workload: Workload, strategy: Strategy, hardware: HardwareChoice) -> Workload:
+    """The workload of one rank with what its sharding adds after the trace."""
+    return PASSES[strategy.sharding](workload, data_parallel(strategy, hardware))
