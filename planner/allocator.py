@@ -92,7 +92,13 @@ class Allocator:
     def _grow(self, size: int, small: bool) -> _Block:
         if self._expandable:
             return self._stretch(size, small)
-        segment = SMALL_SEGMENT if small else MIDDLE_SEGMENT if size < MIDDLE_REQUEST else -(-size // LARGE_ROUND) * LARGE_ROUND
+        segment = (
+            SMALL_SEGMENT
+            if small
+            else MIDDLE_SEGMENT
+            if size < MIDDLE_REQUEST
+            else -(-size // LARGE_ROUND) * LARGE_ROUND
+        )
         self._reserve(segment)
         block = _Block(self._next_address, segment, small)
         self._next_address += segment + LARGE_ROUND  # segments never touch, so never merge

@@ -62,7 +62,9 @@ def attention_kernel(
         return "flash"
     aligned = head_size * dtype.itemsize % HEAD_ALIGNMENT_BYTES == 0
     mask_fits = mask is None or mask.rows_contiguous
-    known = dtype == torch.float32 or (dtype == torch.float16 and capability >= (5, 0)) or (half and capability >= (8, 0))
+    known = (
+        dtype == torch.float32 or (dtype == torch.float16 and capability >= (5, 0)) or (half and capability >= (8, 0))
+    )
     if known and aligned and mask_fits and not grouped:
         return "efficient"
     return "math"
@@ -107,7 +109,9 @@ def _choose(
         q.dtype,
         max(q.shape[-1], v.shape[-1]),
         capability=capability,
-        mask=None if mask is None else Mask(mask.dim(), mask.requires_grad, mask.stride(-1) == 1 or mask.shape[-1] == 1),
+        mask=None
+        if mask is None
+        else Mask(mask.dim(), mask.requires_grad, mask.stride(-1) == 1 or mask.shape[-1] == 1),
         grouped=enable_gqa and q.shape[1] != k.shape[1],
         dropout=dropout_p > 0,
         rows_contiguous=all(part.stride(-1) == 1 for part in (q, k, v)),

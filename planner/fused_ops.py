@@ -52,7 +52,17 @@ def _attention_forward(q: Any, k: Any, v: Any, mask: Any, dropout_p: float, caus
 
 @torch.library.register_fake("rigplan::attention_backward")
 def _attention_backward(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, dropout_p: float, causal: bool, kernel: str, mask_grad: bool
+    grad: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    mask: Any,
+    dropout_p: float,
+    causal: bool,
+    kernel: str,
+    mask_grad: bool,
 ) -> Any:
     grad_mask = torch.empty_like(mask) if mask_grad else q.new_empty(0)
     return (*(_written_like(part, part.shape[-1], kernel) for part in (q, k, v)), grad_mask)

@@ -39,11 +39,18 @@ class Scratch:
     """What the libraries allocate besides the tensors a trace shows."""
 
     held: tuple[Workspace | int, ...]  # blocks taken once and kept; a number of bytes is taken after loading
-    during: Callable[[Call], tuple[tuple[int, ...], ...]]  # groups of blocks taken and given back inside a call, in turn
+    during: Callable[
+        [Call], tuple[tuple[int, ...], ...]
+    ]  # groups of blocks taken and given back inside a call, in turn
 
 
 def replay(
-    workload: Workload, scratch: Scratch, *, accumulation: int = 1, expandable: bool = False, limit_bytes: int | None = None
+    workload: Workload,
+    scratch: Scratch,
+    *,
+    accumulation: int = 1,
+    expandable: bool = False,
+    limit_bytes: int | None = None,
 ) -> Timeline:
     """Replay load and `STEPS` optimizer steps. With a limit, the replay stops where torch would run out of memory."""
     player = _Player(workload, scratch, Allocator(limit_bytes, expandable=expandable))

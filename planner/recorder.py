@@ -44,7 +44,9 @@ class Recorder(TorchDispatchMode):
         self._events: list[tuple[int, int, int]] = []
         self._views = 0
         self._merged: dict[int, int] = {}  # a block that turned out to be another one, written in place
-        self._sum: tuple[int, int, int] | None = None  # (where its birth is written, block, old block) of a gradient sum
+        self._sum: tuple[int, int, int] | None = (
+            None  # (where its birth is written, block, old block) of a gradient sum
+        )
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -103,7 +105,11 @@ class Recorder(TorchDispatchMode):
         if namespace == "prim":
             return
         results = [item for item in _flat(result) if isinstance(item, torch.Tensor)]
-        name = func._schema.name.removeprefix("aten::").replace("::", ".") + "." + (func._schema.overload_name or "default")
+        name = (
+            func._schema.name.removeprefix("aten::").replace("::", ".")
+            + "."
+            + (func._schema.overload_name or "default")
+        )
         parameters_cast = name == "_to_copy.default" and self._category_of(tensors[0]) in ("weights", "optimizer")
         kernel = not (func.is_view or name in NO_KERNEL)
         if kernel and all(item.dim() == 0 and not isinstance(item, FakeTensor) for item in (*tensors, *results)):
@@ -188,7 +194,9 @@ def _softmax_shape(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tens
     return torch.empty_like(x, dtype=torch.float32 if half_to_float else x.dtype)
 
 
-def _grouped_shape(one: torch.Tensor, two: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+def _grouped_shape(
+    one: torch.Tensor, two: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
     """A matmul for each expert: rows grouped (2d x 3d), columns grouped (3d x 2d), or a sum for each group (2d x 2d)."""
     groups = () if one.dim() != two.dim() else (offs.shape[0],) if one.dim() == 2 else (one.shape[0],)
     columns = two.shape[-1]
@@ -252,7 +260,11 @@ def _made_real(func: Any, fake: torch.Tensor, args: Any, kwargs: Any) -> torch.T
     if not wanted or fake.numel() > REAL_ELEMENTS or "empty" in func._schema.name:
         return fake
     with unset_fake_temporarily():
-        return torch.ones_like(made) if "rand" in func._schema.name and (made := func(*args, **kwargs)).dim() == 0 else func(*args, **kwargs)
+        return (
+            torch.ones_like(made)
+            if "rand" in func._schema.name and (made := func(*args, **kwargs)).dim() == 0
+            else func(*args, **kwargs)
+        )
 
 
 def _flat(value: Any) -> Any:

@@ -41,7 +41,10 @@ class Device:
 def held(device: Device) -> tuple[Workspace, ...]:
     """Blocks that libraries take at their first product and keep."""
     size = CUBLAS_WORKSPACE[device.capability >= (9, 0)]
-    caller = Workspace(size, PRODUCTS, backward=False), Workspace(CUBLASLT_WORKSPACE, PRODUCTS_WITH_BIAS, backward=False)
+    caller = (
+        Workspace(size, PRODUCTS, backward=False),
+        Workspace(CUBLASLT_WORKSPACE, PRODUCTS_WITH_BIAS, backward=False),
+    )
     states = Workspace(device.sm_count * device.threads_per_sm * RNN_RANDOM_STATE, RNNS, backward=False)
     return (*caller, states, Workspace(size, PRODUCTS, backward=True))
 
@@ -149,7 +152,9 @@ def _transformed(
     """
     stride, groups = arguments[3], arguments[-1] if isinstance(arguments[-1], int) else arguments[-2]
     depthwise = groups > 1 and groups == source.shape[1]
-    tensor_cores = weight.dtype in ("bf16", "f16") or (weight.dtype == "f32" and device.tf32 and device.capability >= (8, 0))
+    tensor_cores = weight.dtype in ("bf16", "f16") or (
+        weight.dtype == "f32" and device.tf32 and device.capability >= (8, 0)
+    )
     if depthwise or _channels_last(source) or not tensor_cores:
         return ()
     pointwise = math.prod(weight.shape[2:]) == 1

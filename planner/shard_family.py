@@ -59,6 +59,9 @@ class ShardFamily:
             raise NotAffine(str(error)) from None
         sizes = [size(low, high) for low, high in zip(one.block_bytes.tolist(), two.block_bytes.tolist(), strict=True)]
         for parameter in one.parameters:
+            part = prod(parameter.shape[1:]) * ITEM_BYTES[parameter.dtype]
+            if one.block_bytes[parameter.block] != rows(parameter, self.ranks[0]) * part:
+                continue  # cut by tensor parallelism as well
             sizes[parameter.block] = rows(parameter, ranks) * prod(parameter.shape[1:]) * ITEM_BYTES[parameter.dtype]
         return replace(one, calls=calls, segments=segments, block_bytes=np.array(sizes, dtype=np.int64))
 

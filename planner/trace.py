@@ -22,7 +22,7 @@ from planner.optimizers import build_optimizer, clip_gradients
 from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
 from planner.spec import DataSpec, ModelSpec
-from planner.workload import Parameter, Workload
+from planner.workload import FREE, Parameter, Workload
 from planner.wrappers import checkpointing, lora
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -41,7 +41,12 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
     recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
     torch.manual_seed(0)
     given = built.inputs(micro_batch)
-    with _no_garbage_collection(), FakeTensorMode(allow_non_fake_inputs=True), cuda_semantics(knobs.capability), recorder:
+    with (
+        _no_garbage_collection(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        cuda_semantics(knobs.capability),
+        recorder,
+    ):
         segments = {}
         recorder.start("weights")
         with torch.no_grad():
@@ -116,7 +121,9 @@ def _optimizer_steps(module: torch.nn.Module, knobs: TraceKnobs, recorder: Recor
         if knobs.max_grad_norm is not None:
             clip_gradients(trained, knobs.max_grad_norm)
         optimizer.step()
-        segments[name] = recorder.segment()
+        segments[name] = events = recorder.segment()
+        for block in events.values[events.codes == FREE]:
+            recorder.recategorise(int(block), "temporary")  # not a state: it died in the step that made it
     return segments
 
 
@@ -139,7 +146,9 @@ def _fake(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.
                 continue
             fresh = made.get(id(buffer))
             if fresh is None:
-                fresh = made[id(buffer)] = torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device="cpu")
+                fresh = made[id(buffer)] = torch.empty_strided(
+                    buffer.shape, buffer.stride(), dtype=buffer.dtype, device="cpu"
+                )
                 recorder.recategorise(recorder.block_of(fresh), "buffers")
             part._buffers[name] = fresh
         if isinstance(part, torch.nn.RNNBase):
@@ -160,7 +169,9 @@ def _parameter(name: str, value: torch.nn.Parameter, recorder: Recorder) -> Para
     if value.grad is not None:
         gradient = recorder.block_of(value.grad)
         recorder.recategorise(gradient, "gradients")
-    return Parameter(name, DTYPES[value.dtype], tuple(value.shape), value.requires_grad, recorder.block_of(value), gradient)
+    return Parameter(
+        name, DTYPES[value.dtype], tuple(value.shape), value.requires_grad, recorder.block_of(value), gradient
+    )
 
 
 def _on_device(value: Any) -> Any:

@@ -29,13 +29,13 @@ def mesh_of(strategy: Strategy, hardware: HardwareChoice, parameter_count: int =
 
     `parameter_count` decides what stage 3 of ZeRO keeps gathered.
     """
-    ranks = data_parallel(strategy, hardware)
+    ranks, tensor = data_parallel(strategy, hardware), strategy.tensor_parallel
     if ranks == 1 or strategy.sharding in ("none", "zero1", "zero2"):
-        return None
+        return None if tensor == 1 else Mesh("none", tensor=tensor)
     if strategy.sharding == "hsdp":
-        return Mesh("hsdp", ranks // hardware.nodes, hardware.nodes)
+        return Mesh("hsdp", ranks // hardware.nodes, hardware.nodes, tensor)
     kind = zero.sharding_of(parameter_count) if strategy.sharding == "zero3" else strategy.sharding
-    return Mesh(kind, ranks)
+    return Mesh(kind, ranks, tensor=tensor)
 
 
 def trace_precision(strategy: Strategy, hardware: HardwareChoice) -> str:

@@ -11,7 +11,14 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from catalog.errors import RigplanError
 
 # What selective checkpointing keeps: the results of matrix products and attention; the rest is computed again.
-KEPT = ("mm.default", "addmm.default", "bmm.default", "baddbmm.default", "convolution.default", "attention_forward.default")
+KEPT = (
+    "mm.default",
+    "addmm.default",
+    "bmm.default",
+    "baddbmm.default",
+    "convolution.default",
+    "attention_forward.default",
+)
 _KEPT_ON_CUDA = (
     "_scaled_dot_product_flash_attention.default",
     "_scaled_dot_product_efficient_attention.default",
@@ -56,7 +63,11 @@ def _keep(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Checkpoi
 def _blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
     """The outermost repeated modules: items of a list that are of one class and have parameters of their own."""
     if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
-        items = [item for item in module if next(item.parameters(), None) is not None and next(item.children(), None) is not None]
+        items = [
+            item
+            for item in module
+            if next(item.parameters(), None) is not None and next(item.children(), None) is not None
+        ]
         if len(items) > 1 and len({type(item) for item in items}) == 1:
             return items
     return [block for child in module.children() for block in _blocks(child)]

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from catalog.errors import RigplanError
 from planner.collectives import Mesh
@@ -55,16 +59,36 @@ def shard(
     Mixed precision is FSDP's own policy, so no autocast is wanted around the forward.
     """
     names = tuple(name for name in devices.mesh_dim_names or () if name in ("replicate", "shard"))
-    over = devices[names] if names and names != devices.mesh_dim_names else devices
+    over = part_of(devices, names) if names else devices
     policy = MixedPrecisionPolicy(
         param_dtype=LOW.get(precision), reduce_dtype=torch.float32 if precision in LOW else None
     )
     offload = offload or OffloadPolicy()
     keep = sharding == "fsdp-grad-op"
-    for block in units(module):
-        fully_shard(block, mesh=over, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload)
-    # the root's weights are wanted first in backward, so it keeps them in any case
-    fully_shard(module, mesh=over, reshard_after_forward=False, mp_policy=policy, offload_policy=offload)
+    with RealStaysReal():
+        for block in units(module):
+            fully_shard(block, mesh=over, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload)
+        # the root's weights are wanted first in backward, so it keeps them in any case
+        fully_shard(module, mesh=over, reshard_after_forward=False, mp_policy=policy, offload_policy=offload)
+
+
+def part_of(devices: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
+    """The sub-mesh of some dimensions."""
+    with RealStaysReal():
+        return devices if names == devices.mesh_dim_names else devices[names]
+
+
+class RealStaysReal(TorchDispatchMode):
+    """Meshes look ranks up in real tensors: inside, those are read for real, also within a fake mode."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        if tensors and not any(isinstance(item, FakeTensor) for item in tensors):
+            with unset_fake_temporarily():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def units(module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -82,7 +83,9 @@ class ShardedRecorder(Recorder):
         torch.UntypedStorage.resize_ = watched  # type: ignore[assignment]
         ShardingPropagator._propagate_tensor_meta_non_cached = unheard  # type: ignore[method-assign, assignment]
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # a loss that is a view of logits
+                yield
         finally:
             torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
             ShardingPropagator._propagate_tensor_meta_non_cached = asking  # type: ignore[method-assign]

@@ -13,8 +13,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.wrappers import fsdp
-from tests.planner.sharded_model import Small
+from planner.wrappers import fsdp, tensor_parallel
+from tests.planner.sharded_model import PLAN, Small
 
 
 def size(tensors: object) -> int:
@@ -58,6 +58,9 @@ def main(rank: int, ranks: int, store: str) -> None:
         model = Small()
         fsdp.shard(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",)), sharding, "fp32")
         found[sharding] = report(model, torch.optim.AdamW(model.parameters()))
+    model = Small()
+    tensor_parallel.apply(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("tensor",)), PLAN)
+    found["tensor"] = report(model, torch.optim.AdamW(model.parameters(), foreach=False))
     print(json.dumps(found))
     dist.destroy_process_group()
 

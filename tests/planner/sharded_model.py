@@ -12,8 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from planner.collectives import Mesh
 from planner.recorder import DTYPES, Recorder
 from planner.workload import Parameter, Workload
-from planner.wrappers import fsdp
+from planner.wrappers import fsdp, tensor_parallel
 from planner.wrappers.sharded_recorder import ShardedRecorder
+
+
+PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise_gather_output"}
 
 
 class Block(nn.Module):
@@ -56,7 +59,10 @@ def traced(mesh: Mesh | None = None, precision: str = "fp32", tokens: int = 32, 
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         module.to_empty(device="cpu")
         if devices is not None and mesh is not None:
-            fsdp.shard(module, devices, mesh.sharding, precision)
+            if mesh.tensor > 1:
+                tensor_parallel.apply(module, fsdp.part_of(devices, ("tensor",)), PLAN)
+            if mesh.sharding != "none":
+                fsdp.shard(module, devices, mesh.sharding, precision)
         stack.enter_context(recorder)
         if isinstance(recorder, ShardedRecorder):
             stack.enter_context(recorder.watching())
@@ -77,7 +83,7 @@ def traced(mesh: Mesh | None = None, precision: str = "fp32", tokens: int = 32, 
         del loss
         segments["micro_step"] = recorder.segment()
         parameters = tuple(_parameter(name, value, recorder) for name, value in named)
-        optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
+        optimizer = torch.optim.AdamW(module.parameters(), foreach=mesh is None or mesh.tensor == 1)
         for name in ("optimizer_first", "optimizer"):
             recorder.start("optimizer")
             recorder.phase("optimizer")

@@ -38,7 +38,9 @@ def test_views_are_no_calls_and_share_their_block() -> None:
 
 
 def test_a_question_about_an_integer_mask_has_an_answer() -> None:
-    _, _ = _recorded(lambda: torch.empty(3) if torch.ones(4, dtype=torch.long).eq(1).all() else pytest.fail("no answer"))
+    _, _ = _recorded(
+        lambda: torch.empty(3) if torch.ones(4, dtype=torch.long).eq(1).all() else pytest.fail("no answer")
+    )
 
 
 def test_a_mask_of_known_places_may_index_a_fake_tensor() -> None:

@@ -11,7 +11,9 @@ from planner.scratch import MIB, Device
 H200 = Device((9, 0), 132)
 
 
-def _convolution(dtype: str, source: tuple[int, ...], weight: tuple[int, ...], result: tuple[int, ...], stride: int, pad: int) -> Call:
+def _convolution(
+    dtype: str, source: tuple[int, ...], weight: tuple[int, ...], result: tuple[int, ...], stride: int, pad: int
+) -> Call:
     tensors = [TensorSpec(dtype, shape) for shape in (source, weight)]
     settings = ((stride, stride), (pad, pad), (1, 1), False, (0, 0), 1)
     return Call("convolution.default", (*tensors, None, *settings), (), (TensorSpec(dtype, result),))
@@ -44,7 +46,9 @@ def test_attention_sums_query_gradients_in_fp32() -> None:
     # modernbert-base on an H200: 16 samples, 12 heads, 1024 rows of 64: 48 MiB and a row sum of 0.75.
     q = TensorSpec("bf16", (16, 12, 1024, 64))
     lse = TensorSpec("f32", (16, 12, 1024))
-    call = Call("rigplan.attention_backward.default", (q, q, q, q, q, lse, None, 0.0, False, "cudnn", False), (), (q, q, q))
+    call = Call(
+        "rigplan.attention_backward.default", (q, q, q, q, q, lse, None, 0.0, False, "cudnn", False), (), (q, q, q)
+    )
     ((size,),) = scratch.during(call, H200)
     assert size / MIB == 48.75
 

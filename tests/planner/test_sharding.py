@@ -116,3 +116,18 @@ def test_a_sharded_trace_leaves_no_process_group_behind_and_wants_none_before() 
     with first, pytest.raises(RigplanError, match="process group of its own"), second:
         pass
     assert not dist.is_initialized()
+
+
+def test_a_layer_cut_by_tensor_parallel_ranks_adds_its_parts_up_forward_and_backward() -> None:
+    found = traffic(traced(Mesh("none", tensor=2)), "micro_step")
+    activations = 32 * 96 * 4
+    kinds = [(kind, group, size) for kind, group, size in found if kind == "all_reduce"]
+    # each block: its output in forward, its input's gradient in backward; the head: its input's gradient
+    assert kinds == [("all_reduce", "tensor", activations)] * 7
+    assert [size for kind, _, size in found if kind == "all_gather"] == [32 * 1004 * 4]
+
+
+def test_tensor_parallel_and_fsdp_cut_a_weight_twice() -> None:
+    once, twice = traced(Mesh("fsdp", 2)), traced(Mesh("fsdp", 2, tensor=2))
+    assert twice.bytes_of("weights") < 0.8 * once.bytes_of("weights")  # the embedding is cut once alone
+    assert {group for _, group, _ in traffic(twice, "micro_step")} == {"shard", "tensor"}

@@ -51,6 +51,7 @@ WAYS = {
     "none": lambda: ddp.apply(traced(), 2),
     "zero1": lambda: zero.zero_redundancy(traced(), 2),
     "fsdp": lambda: traced(Mesh("fsdp", 2)),
+    "tensor": lambda: traced(Mesh("none", tensor=2)),
     "fsdp-grad-op": lambda: traced(Mesh("fsdp-grad-op", 2)),
 }
 

@@ -109,3 +109,11 @@ def test_a_slower_host_never_makes_a_step_faster(pricing: Pricing) -> None:
 def test_the_optimizer_costs_the_host_a_unit_a_launch_and_a_parameter() -> None:
     assert host_work(workload(10, 3), "optimizer") == 2
     assert host_work(workload(10, 3), "forward") == 3
+
+
+def test_many_micro_steps_are_read_off_a_few(pricing: Pricing, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = step_time(workload(1 << 20, 30), pricing, accumulation=40)
+    monkeypatch.setattr("planner.step.WALKED", 40)
+    walked = step_time(workload(1 << 20, 30), pricing, accumulation=40)
+    assert quick.seconds == pytest.approx(walked.seconds, rel=1e-3)
+    assert quick.forward_seconds == pytest.approx(walked.forward_seconds, rel=1e-3)
