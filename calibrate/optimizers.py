@@ -1,4 +1,4 @@
-"""The optimizer that a spec names, for real steps: what planner.optimizers builds, with the kernels of the usual packages."""
+"""The optimizer of a spec for real steps: what planner.optimizers builds, with the kernels of the usual packages."""
 
 from __future__ import annotations
 

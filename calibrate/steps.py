@@ -3,74 +3,156 @@
 Two things: how long the host takes to issue an operator inside a real model, and how much slower dense products run
 when they go on for seconds instead of milliseconds (the card reaches its power limit and lowers its clocks).
 
-`python -m calibrate.steps RUNS.jsonl PROFILE` fits them to the records of `calibrate train` and adds them to the profile.
+`rigplan calibrate run` trains the cases of steps.yaml and fits these factors into the profile that it writes;
+`rigplan calibrate steps` fits them to records that exist.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import click
 import numpy as np
+import yaml
 from scipy.optimize import least_squares
 
+from calibrate.device import name_in_catalog
 from catalog import profile as profiles
 from catalog.errors import RigplanError
 from catalog.profile import Factor
 from planner import machine as machines
 from planner.cache import Workloads
-from planner.evaluate import knobs_of
+from planner.evaluate import knobs_of, not_possible
 from planner.spec import Spec
 from planner.step import HOST_PHASES, SUSTAINED, host_work, priced, sustained_class
 from planner.strategy import batch_plan, choices
 from planner.workload import Workload
 
+CASES = Path(__file__).with_name("steps.yaml")
+CASE_SECONDS = 60.0  # after which one case is stopped; it takes five
+START_SECONDS = 60.0  # beside the cases' own time, for a new process to import torch
 # A phase whose host time is this share of its device time was limited by the host; below the other, by the device.
 HOST_LIMITED = 0.95
 DEVICE_LIMITED = 0.8
+# A ratio is fitted where at least so many runs spend that share of their step in its products.
+FEWEST_RUNS = 2
+LEAST_SHARE = 0.2
+
+Record = Mapping[str, Any]
+Say = Callable[[str], None]
+Execute = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One training record beside its workload and the seconds its operators take alone."""
 
-    record: Mapping[str, Any]
+    record: Record
     workload: Workload
     accumulation: int
     alone: dict[str, float]  # seconds of one step by sustained class
 
 
-def runs(records: Iterable[Mapping[str, Any]], profile: str) -> list[Run]:
-    """The timed records that can be traced here, each with its workload."""
+def trained(accelerator: str, minutes: float, say: Say, execute: Execute = subprocess.run) -> list[dict[str, Any]]:
+    """Records of the cases of steps.yaml, trained here in a process of its own: its children must start without CUDA.
+
+    No case is started after `minutes`. A case that fails is a record with its error; a process that fails gives none.
+    """
+    listed = yaml.safe_load(CASES.read_text(encoding="utf-8"))
+    listed["defaults"]["hardware"] = {"gpu": accelerator}
+    with tempfile.TemporaryDirectory() as folder:
+        cases, output = Path(folder) / "cases.yaml", Path(folder) / "runs.jsonl"
+        cases.write_text(yaml.safe_dump(listed), encoding="utf-8")
+        command = [sys.executable, "-m", "calibrate.train", str(cases), "-o", str(output)]
+        command += ["--minutes", f"{minutes:.3f}", "--timeout", f"{CASE_SECONDS:g}"]
+        try:
+            execute(command, check=True, stdout=sys.stderr, timeout=60 * minutes + CASE_SECONDS + START_SECONDS)
+        except (subprocess.SubprocessError, OSError) as error:
+            say(f"training steps ended early: {error}")
+        return read(output) if output.exists() else []
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Training records: lines of `calibrate train`, or of what `calibrate run` keeps beside a profile."""
+    found = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            line = json.loads(text)
+            record = line.get("training", line)
+        except (ValueError, AttributeError):
+            raise RigplanError(f"{path}:{number}: found no JSON object; wanted records of `calibrate train`") from None
+        if "spec" in record:
+            found.append(record)
+    return found
+
+
+def improve(path: Path, records: Sequence[Record], say: Say) -> dict[str, Factor]:
+    """Fit what `records` tell into the profile at `path`; the fitted factors. RigplanError when they tell nothing."""
+    known = profiles.load(path)
+    found = runs(records, str(path), known.accelerator, say)
+    fitted = host_factors(found) | sustained_factors(found)
+    if not fitted:
+        raise RigplanError(
+            f"found {len(found)} timed training runs on {known.accelerator}; wanted some limited by the host, and some "
+            "by the device: `rigplan calibrate train CASES.yaml -o RUNS.jsonl` makes them"
+        )
+    profiles.save(replace(known, factors={**known.factors, **fitted}), path)
+    return fitted
+
+
+def runs(records: Iterable[Record], profile: str, accelerator: str, say: Say) -> list[Run]:
+    """The records timed on `accelerator` that can be traced here, each with its workload; `say` hears what is left out."""
     found = []
     for record in records:
+        name = str(record.get("name", "?"))
         if "pipelined_seconds" not in record:
+            say(f"left out {name}: {record.get('message') or 'not timed'}"[:200])
             continue
-        spec = Spec.load(record["spec"])
-        strategy, choice = next(iter(choices(spec)))
-        machine = machines.resolve(choice, profile)
-        batches = batch_plan(strategy, machine.choice)
-        if isinstance(batches, str):
+        gpu = _gpu(record)
+        if gpu not in (None, accelerator):
+            say(f"left out {name}: it ran on {gpu}, and the profile is of {accelerator}")
             continue
         try:
-            workload = Workloads(spec.model, spec.data).at(knobs_of(strategy, machine), batches.micro_batch)
+            run = _run({**record, "spec": {**record["spec"], "hardware": {"gpu": accelerator}}}, profile)
         except RigplanError as error:
-            click.echo(f"left out {record['name']}: {error}", err=True)
+            say(f"left out {name}: {error}")
             continue
-        costs = priced(workload, machine.pricing(tf32=strategy.precision == "tf32"))
-        counts = np.bincount(workload.calls_in("micro_step"), minlength=len(workload.calls)) * batches.accumulation
-        counts = counts + np.bincount(workload.calls_in("optimizer"), minlength=len(workload.calls))
-        alone: dict[str, float] = {}
-        for operator, seconds, count in zip(costs.operators, costs.alone, counts, strict=True):
-            name = sustained_class(operator)
-            alone[name] = alone.get(name, 0.0) + float(seconds * count)
-        found.append(Run(record, workload, batches.accumulation, alone))
+        found.append(run)
+        say(f"{name}: {len(run.workload.calls)} calls, {1000 * record['pipelined_seconds']:.1f} ms a step")
     return found
+
+
+def _gpu(record: Record) -> str | None:
+    """The catalog's name of what a record was made on; None where it does not tell."""
+    if "device" not in record or "total_bytes" not in record:
+        return None
+    return name_in_catalog(str(record["device"]), int(record["total_bytes"])) or str(record["device"])
+
+
+def _run(record: Record, profile: str) -> Run:
+    spec = Spec.load(record["spec"])
+    strategy, choice = next(iter(choices(spec)))
+    machine = machines.resolve(choice, profile)
+    batches = batch_plan(strategy, machine.choice)
+    reason = batches if isinstance(batches, str) else not_possible(strategy, machine)
+    if isinstance(batches, str) or reason:
+        raise RigplanError(str(reason))
+    workload = Workloads(spec.model, spec.data).at(knobs_of(strategy, machine), batches.micro_batch)
+    costs = priced(workload, machine.pricing(tf32=strategy.precision == "tf32"))
+    counts = np.bincount(workload.calls_in("micro_step"), minlength=len(workload.calls)) * batches.accumulation
+    counts = counts + np.bincount(workload.calls_in("optimizer"), minlength=len(workload.calls))
+    alone: dict[str, float] = {}
+    for operator, seconds, count in zip(costs.operators, costs.alone, counts, strict=True):
+        name = sustained_class(operator)
+        alone[name] = alone.get(name, 0.0) + float(seconds * count)
+    return Run(record, workload, batches.accumulation, alone)
 
 
 def host_factors(found: list[Run]) -> dict[str, Factor]:
@@ -96,11 +178,15 @@ def host_factors(found: list[Run]) -> dict[str, Factor]:
 def sustained_factors(found: list[Run]) -> dict[str, Factor]:
     """Ratio of sustained to short timing by class of product, by robust least squares over device-limited runs."""
     used = [run for run in found if run.record["host_seconds"] < DEVICE_LIMITED * run.record["pipelined_seconds"]]
-    names = list(dict.fromkeys(SUSTAINED.values()))
+    names = [
+        name
+        for name in dict.fromkeys(SUSTAINED.values())
+        if sum(run.alone.get(name, 0.0) >= LEAST_SHARE * run.record["pipelined_seconds"] for run in used) >= FEWEST_RUNS
+    ]
     rows = np.array([[run.alone.get(name, 0.0) for name in names] for run in used])
     rest = np.array([sum(value for key, value in run.alone.items() if key not in names) for run in used])
     measured = np.array([run.record["pipelined_seconds"] for run in used])
-    if len(used) < 2 * len(names):
+    if not names or len(used) < 2 * len(names):
         return {}
     solved = least_squares(
         lambda ratios: (rows @ ratios + rest) / measured - 1,
@@ -115,21 +201,3 @@ def sustained_factors(found: list[Run]) -> dict[str, Factor]:
         name: Factor(float(value), "ratio", source, float(np.median(error)))
         for name, value in zip(names, solved.x, strict=True)
     }
-
-
-@click.command()
-@click.argument("records", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("profile", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def main(records: Path, profile: Path) -> None:
-    """Fit the factors that RECORDS (JSON lines of `calibrate train`) show and write them into PROFILE."""
-    lines = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
-    found = runs(lines, str(profile))
-    fitted = host_factors(found) | sustained_factors(found)
-    known = profiles.load(profile)
-    profiles.save(replace(known, factors={**known.factors, **fitted}), profile)
-    for name, factor in fitted.items():
-        click.echo(f"{name:32s} {factor.value:.4g} {factor.unit}  ({factor.source}, spread {factor.residual:.1%})")
-
-
-if __name__ == "__main__":
-    main()

@@ -169,7 +169,7 @@ class CudaQueue:
     """A CUDA stream: marks are events; repeated work is a CUDA graph where it can be captured."""
 
     def __init__(self) -> None:
-        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream()
         properties = torch.cuda.get_device_properties()
         self._hz = 1e3 * getattr(properties, "clock_rate", 2_000_000)
         self._flushed = torch.empty(L2_MULTIPLE * properties.L2_cache_size, dtype=torch.int8, device="cuda")
@@ -178,7 +178,7 @@ class CudaQueue:
         torch.cuda.synchronize()
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
@@ -186,7 +186,7 @@ class CudaQueue:
         return float(start.elapsed_time(end)) / 1000
 
     def hold(self, seconds: float) -> None:
-        torch.cuda._sleep(int(seconds * self._hz))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int(seconds * self._hz))
 
     def flush(self) -> None:
         self._flushed.zero_()

@@ -199,7 +199,7 @@ def _attention_node(node: Any, depth: int = 4) -> str:
     while node is not None and depth:
         name = node.name()
         if name.startswith(ATTENTION):
-            return name.removeprefix(ATTENTION).partition("Attention")[0].lower()  # type: ignore[no-any-return]
+            return name.removeprefix(ATTENTION).partition("Attention")[0].lower()
         node, depth = (node.next_functions[0][0] if node.next_functions else None), depth - 1
     return "math"
 
@@ -259,7 +259,7 @@ class _Watch:
     def mark(self, phase: str) -> None:
         self.host.append((phase, time.perf_counter()))
         if self.on_device:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(enable_timing=True)
             event.record()
             self.events.append(event)
 

@@ -1,8 +1,8 @@
 """Allocator: torch's CUDA caching allocator, replayed on sizes alone.
 
 Rules and sizes as in c10/cuda/CUDACachingAllocator: requests round to 512 bytes; up to 1 MiB they are served from 2 MiB
-segments, below 10 MiB from 20 MiB segments, above from segments of their own in multiples of 2 MiB; the best-fitting free
-block is taken and split; neighbours merge when freed; nothing goes back to the driver before memory runs out.
+segments, below 10 MiB from 20 MiB segments, above from segments of their own in multiples of 2 MiB; the best-fitting
+free block is taken and split; neighbours merge when freed; nothing goes back to the driver before memory runs out.
 """
 
 from __future__ import annotations

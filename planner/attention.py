@@ -1,4 +1,4 @@
-"""Attention: which kernel scaled_dot_product_attention takes on a GPU, and the stand-in that keeps what that kernel keeps.
+"""Attention: which kernel scaled_dot_product_attention takes on a GPU, and the stand-in that keeps what it keeps.
 
 Order of preference and conditions as in torch's aten/native/transformers/cuda/sdp_utils.cpp.
 """
@@ -81,8 +81,8 @@ def replacement(capability: tuple[int, int]) -> Callable[..., Any]:
     """scaled_dot_product_attention as a GPU of that compute capability runs it, for the dispatcher."""
 
     def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
         kernel = "math" if q.dim() != 4 else _choose(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, capability)
         if kernel == "math":
@@ -127,7 +127,7 @@ def _padded(part: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """Memory-efficient attention pads the rows of a mask (preprocess_mask in aten/native/transformers/attention.cpp)."""
+    """Memory-efficient attention pads a mask's rows (preprocess_mask in aten/native/transformers/attention.cpp)."""
     if all(step % MASK_ALIGNMENT == 0 for step in mask.stride()[:-1]) and mask.stride(-1) == 1:
         return mask
     length = mask.shape[-1]

@@ -27,8 +27,12 @@ from planner.workload import Events, NotAffine, Parameter, Workload, WorkloadFam
 if TYPE_CHECKING:
     from planner.strategy import Strategy
 
-TRACING = ("trace.py", "recorder.py", "semantics.py", "fused_ops.py", "attention.py", "optimizers.py", "models.py", "model_inputs.py",
-           "model_lengths.py", "model_factory.py", "wrappers/checkpointing.py", "wrappers/lora.py")  # fmt: skip
+# The files that decide what a trace holds.
+TRACING = (
+    "trace.py", "recorder.py", "semantics.py", "fused_ops.py", "attention.py", "optimizers.py", "models.py",
+    "model_inputs.py", "model_lengths.py", "model_factory.py", "wrappers/checkpointing.py", "wrappers/lora.py",
+    "wrappers/quantized.py",
+)  # fmt: skip
 # Two micro-batches that any larger one is read off from; 1 is traced by itself: sizes of 1 change what is contiguous.
 ANCHORS = (2, 4)
 
@@ -53,8 +57,8 @@ class TraceKnobs:
         asks = strategy.attention != "eager" and precision != "fp32"
         generation = _generation(capability) if asks else (8, 0)
         return cls(
-            precision, strategy.attention, strategy.checkpointing, strategy.optimizer, strategy.optimizer_implementation,
-            strategy.max_grad_norm, generation,
+            precision, strategy.attention, strategy.checkpointing, strategy.optimizer,
+            strategy.optimizer_implementation, strategy.max_grad_norm, generation,
         )  # fmt: skip
 
 
@@ -115,11 +119,11 @@ class Workloads:
     def _path(self, knobs: TraceKnobs, micro_batch: int) -> Path:
         asked = {
             "model": self.model.model_dump(mode="json", exclude={"attention"}),
-            "contents": _contents(self.model),
+            "contents": contents(self.model),
             "data": self.data.model_dump(mode="json"),
             "knobs": asdict(knobs),
             "micro_batch": micro_batch,
-            "made_by": _made_by(),
+            "made_by": made_by(),
         }
         name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
         return folder() / f"{name}.npz"
@@ -188,7 +192,8 @@ def load(path: Path) -> Workload | None:
 
 
 @cache
-def _made_by() -> dict[str, str]:
+def made_by() -> dict[str, str]:
+    """What a trace was made by: the tracing code, as a hash, and the versions of the libraries."""
     here = Path(__file__).parent
     code = hashlib.sha256(b"".join((here / name).read_bytes() for name in TRACING)).hexdigest()
     return {"code": code, **{name: _version(name) for name in ("torch", "transformers", "peft")}}
@@ -201,7 +206,7 @@ def _version(name: str) -> str:
         return ""
 
 
-def _contents(model: ModelSpec) -> str:
+def contents(model: ModelSpec) -> str:
     """What a name or path stands for today, so that an edited file is traced anew."""
     if isinstance(model.config, str):
         return Path(model.config).read_text(encoding="utf-8")

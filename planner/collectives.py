@@ -144,7 +144,7 @@ def _run(finished: Seconds, compute: Seconds, issued: Seconds, first: int, last:
 
 
 def roles(workload: Workload) -> Roles:
-    """What each of the workload's calls is to `schedule`: 0 no collective, 1 one of computed input, 2 of stored input."""
+    """What each call is to `schedule`: 0 no collective, 1 one of computed input, 2 of stored input."""
     return np.array(
         [_ROLES[dict(call.keywords)["input"]] if is_collective(call) else 0 for call in workload.calls], dtype=np.int64
     )

@@ -1,4 +1,4 @@
-"""Evaluate: the whole way on one page. A spec, one strategy and one machine in, an Estimate out.
+"""Evaluate: the whole way on one page. One strategy of a spec and one machine in, an Estimate out.
 
     spec ─► strategy, machine ─► workload (traced or kept) ─► memory ─► verdict
                                         └──────────────────► step time ─► days and cost
@@ -9,10 +9,10 @@ Read this first; every line below is a file of that name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from catalog.errors import RigplanError
 from planner import machine as machines
 from planner.answer import Estimate, HardwareUsed, StrategyUsed
 from planner.answers import memory_answer, run_answer, step_answer, throughput_answer
@@ -23,38 +23,12 @@ from planner.fit import fit
 from planner.machine import Machine
 from planner.spec import Spec
 from planner.step import step_time
-from planner.strategy import BatchPlan, HardwareChoice, Strategy, batch_plan, choices, impossible
+from planner.strategy import BatchPlan, Strategy, batch_plan, choices, impossible
 from planner.workload import Workload
 
 Progress = Callable[[str], None]
 # What no answer models yet; listed in every answer that it touches.
 UNMODELLED = ("data loading", "evaluation and checkpoint writing")
-
-
-def estimate(
-    spec: Spec | Mapping[str, Any] | str | Path,
-    *,
-    profile: str = "",
-    progress: Progress | None = None,
-    timed: bool = True,
-) -> Estimate:
-    """The estimate of a spec that leaves one combination. Raises RigplanError when it leaves more, or cannot be run."""
-    spec = Spec.load(spec)
-    combinations = list(choices(spec))
-    if len(combinations) > 1:
-        raise RigplanError(
-            f"the spec leaves {len(combinations)} combinations; `rigplan plan` ranks them, an estimate takes one"
-        )
-    strategy, choice = combinations[0]
-    machine = machines.resolve(choice, profile)
-    reason = not_possible(strategy, machine)
-    if reason:
-        raise RigplanError(reason)
-    batches = batch_plan(strategy, machine.choice)
-    if isinstance(batches, str):
-        raise RigplanError(batches)
-    workload = Workloads(spec.model, spec.data, progress).at(knobs_of(strategy, machine), batches.micro_batch)
-    return evaluate(spec, strategy, machine, batches, workload, timed=timed)
 
 
 def evaluate(
@@ -86,8 +60,6 @@ def evaluate(
 
 def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:
     """The strategy with its batches filled in."""
-    from dataclasses import replace
-
     return replace(
         strategy,
         micro_batch=batches.micro_batch,
@@ -117,7 +89,7 @@ def not_possible(strategy: Strategy, machine: Machine) -> str | None:
 def calls_of(
     spec: Spec | Mapping[str, Any] | str | Path, *, progress: Progress | None = None
 ) -> list[tuple[Call, bool]]:
-    """Every kernel call of each combination of a spec, once, with whether TF32 is on: what `calibrate run --for` times."""
+    """Every kernel call of a spec's combinations, once, with whether TF32 is on: what `calibrate run --for` times."""
     spec = Spec.load(spec)
     workloads = Workloads(spec.model, spec.data, progress)
     found: dict[tuple[Call, bool], None] = {}
@@ -131,4 +103,4 @@ def calls_of(
     return list(found)
 
 
-__all__ = ["HardwareChoice", "calls_of", "estimate", "evaluate", "knobs_of", "not_possible", "settled"]
+__all__ = ["Progress", "calls_of", "evaluate", "knobs_of", "not_possible", "settled"]

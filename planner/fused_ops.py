@@ -19,18 +19,18 @@ torch.library.define(
 )
 torch.library.define(
     "rigplan::attention_backward",
-    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? mask, float dropout_p, bool causal, str kernel,"
-    " bool mask_grad) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? mask, float dropout_p, bool causal,"
+    " str kernel, bool mask_grad) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "rigplan::rnn_forward",
-    "(str mode, Tensor x, Tensor[] states, Tensor[] weights, int layers, float dropout, bool bidirectional, bool batch_first)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    "(str mode, Tensor x, Tensor[] states, Tensor[] weights, int layers, float dropout, bool bidirectional,"
+    " bool batch_first) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "rigplan::rnn_backward",
-    "(Tensor grad, str mode, Tensor x, Tensor[] states, Tensor[] weights, Tensor y, Tensor reserve, int layers, float dropout,"
-    " bool bidirectional, bool batch_first) -> (Tensor, Tensor[], Tensor)",
+    "(Tensor grad, str mode, Tensor x, Tensor[] states, Tensor[] weights, Tensor y, Tensor reserve, int layers,"
+    " float dropout, bool bidirectional, bool batch_first) -> (Tensor, Tensor[], Tensor)",
 )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.answer import Estimate
-from planner.cache import _contents, _made_by, folder
+from planner.cache import contents, folder, made_by
 from planner.question import How
 from planner.spec import Spec
 from planner.strategy import HardwareChoice, Strategy
@@ -30,10 +30,10 @@ class Kept:
     def __init__(self, spec: Spec, profile: str = "") -> None:
         asked = {
             "model": spec.model.model_dump(mode="json", exclude={"attention"}),
-            "contents": _contents(spec.model),
+            "contents": contents(spec.model),
             "data": spec.data.model_dump(mode="json"),
             "profile": _text(profile),
-            "made_by": _made_by(),
+            "made_by": made_by(),
             "program": _program(),
         }
         self.path = folder() / f"answers-{_digest(asked)}.json"
@@ -80,7 +80,7 @@ class Kept:
 
 
 def _digest(asked: Any) -> str:
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _text(path: str) -> str:

@@ -15,7 +15,7 @@ STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the allocator held. `peaks` are the most allocated bytes of each phase; categories are those at the largest."""
+    """What the allocator held. `peaks` are the most allocated bytes of each phase; categories those at the largest."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -27,7 +27,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A block that a library takes at the first of `calls` in a thread and keeps. It may pin a large segment for good."""
+    """A block that a library takes at the first of `calls` in a thread and keeps; it may pin a large segment."""
 
     size_bytes: int
     calls: frozenset[str]

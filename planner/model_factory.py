@@ -36,7 +36,7 @@ def load(where: str) -> Factory:
     factory = getattr(module, name, None)
     if not callable(factory):
         raise RigplanError(f"model.module {source} has no function '{name}': wanted {name}(batch_size)")
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def module(factory: Factory, where: str, device: str, dtype: torch.dtype) -> tuple[torch.nn.Module, tuple[str, ...]]:

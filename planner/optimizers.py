@@ -1,4 +1,4 @@
-"""Optimizers by the name that a spec uses, each torch's own where torch has one; the same for a trace and for a real run."""
+"""Optimizers by the name that a spec uses, torch's own where it has one; the same for a trace and for a real run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ AnyOptimizer = torch.optim.Optimizer | Several
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion (arXiv 2302.06675) with the temporaries of the lion-pytorch package: one momentum a parameter, a sign for a step."""
+    """Lion (arXiv 2302.06675): one momentum a parameter, a sign for a step; temporaries as in lion-pytorch."""
 
     def __init__(self, params: Parameters, lr: float = LEARNING_RATE, betas: tuple[float, float] = (0.9, 0.99)) -> None:
         super().__init__(params, {"lr": lr, "betas": betas})
@@ -118,7 +118,7 @@ def hidden_matrices(module: torch.nn.Module) -> Parameters:
 
 @torch.no_grad()
 def clip_gradients(parameters: Parameters, max_norm: float) -> None:
-    """torch.nn.utils.clip_grad_norm_ as it runs on a GPU: one norm kernel a chunk of tensors, then one scaling in place."""
+    """torch.nn.utils.clip_grad_norm_ as on a GPU: one norm kernel a chunk of tensors, then one scaling in place."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for gradient in gradients:

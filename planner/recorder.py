@@ -15,14 +15,14 @@ from planner.workload import ALLOCATE, CALL, CATEGORIES, FREE, GRADIENT, PHASE, 
 
 DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
-    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8", torch.complex64: "c64",
-    torch.float8_e4m3fn: "f8", torch.float8_e5m2: "f8",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+    torch.complex64: "c64", torch.float8_e4m3fn: "f8", torch.float8_e5m2: "f8",
 }  # fmt: skip
 # Operators that launch no kernel although their schema does not call them views.
 NO_KERNEL = {
-    "empty.memory_format", "empty_like.default", "empty_strided.default", "new_empty.default", "new_empty_strided.default",
-    "_unsafe_view.default", "lift_fresh.default", "detach.default", "set_.source_Storage", "resize_.default", "_local_scalar_dense.default",
-    "is_same_size.default", "sym_size.int",
+    "empty.memory_format", "empty_like.default", "empty_strided.default", "new_empty.default",
+    "new_empty_strided.default", "_unsafe_view.default", "lift_fresh.default", "detach.default",
+    "set_.source_Storage", "resize_.default", "_local_scalar_dense.default", "is_same_size.default", "sym_size.int",
 }  # fmt: skip
 # Operators that allocate their results from the last to the first: dropout makes its mask before its output.
 LAST_FIRST = {"native_dropout.default"}
@@ -44,13 +44,12 @@ class Recorder(TorchDispatchMode):
         self._events: list[tuple[int, int, int]] = []
         self._views = 0
         self._merged: dict[int, int] = {}  # a block that turned out to be another one, written in place
-        self._sum: tuple[int, int, int] | None = (
-            None  # (where its birth is written, block, old block) of a gradient sum
-        )
+        # (where its birth is written, block, old block) of a gradient sum
+        self._sum: tuple[int, int, int] | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a trace is never compiled: without torch's guard against it dispatch is a fifth faster
+        return False  # a trace is never compiled, so torch's guard against it is not needed
 
     # -- what the tracer says
 
@@ -137,7 +136,7 @@ class Recorder(TorchDispatchMode):
 
     def _watch_sum(self, tensors: list[Any], result: torch.Tensor) -> None:
         """Autograd adds a second gradient into the first in place when nobody else holds that one; never for tensor
-        subclasses such as fakes. So a sum whose first term dies at once was written into it (torch: input_buffer.cpp)."""
+        subclasses such as fakes. So a sum whose first term dies at once was written into it (input_buffer.cpp)."""
         old = tensors[0]
         same = old.shape == result.shape and old.dtype == result.dtype and _dense(old)
         block, old_block = (self.live.get(item.untyped_storage()._cdata) for item in (result, old))
@@ -197,7 +196,7 @@ def _softmax_shape(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tens
 def _grouped_shape(
     one: torch.Tensor, two: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    """A matmul for each expert: rows grouped (2d x 3d), columns grouped (3d x 2d), or a sum for each group (2d x 2d)."""
+    """A matmul for each expert: rows grouped (2d x 3d), columns grouped (3d x 2d), or a sum a group (2d x 2d)."""
     groups = () if one.dim() != two.dim() else (offs.shape[0],) if one.dim() == 2 else (one.shape[0],)
     columns = two.shape[-1]
     aligned = -(-columns * one.element_size() // 16) * 16 // one.element_size()  # rows start at multiples of 16 bytes
@@ -240,8 +239,8 @@ def _without_masks(args: Any) -> Any:
 
 
 _SCALAR = torch.ops.aten._local_scalar_dense.default
-# Operators whose cpu rules refuse what CUDA's kernels take (fp32 experts; bf16 in, fp32 out) or ask for values: only the
-# shape is needed.
+# Operators whose cpu rules refuse what CUDA's kernels take (fp32 experts; bf16 in, fp32 out) or ask for values: only
+# the shape is needed.
 STAND_INS: dict[Any, Any] = {
     torch.ops.aten._softmax.default: _softmax_shape,
     torch.ops.aten._log_softmax.default: _softmax_shape,
@@ -254,7 +253,7 @@ STAND_INS: dict[Any, Any] = {
 
 
 def _made_real(func: Any, fake: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
-    """Small masks, indices and scalars that a factory makes are made for real; a random scalar is 1: nothing is skipped."""
+    """Make small masks, indices and scalars of a factory for real; a random scalar is 1, so that nothing is skipped."""
     # A mask of ones is floating in some models, which ask whether it hides anything.
     wanted = not fake.is_floating_point() or fake.dim() == 0 or func._schema.name == "aten::ones"
     if not wanted or fake.numel() > REAL_ELEMENTS or "empty" in func._schema.name:

@@ -1,7 +1,7 @@
 """Scratch: what CUDA's libraries and kernels allocate besides the tensors of a trace.
 
-Two kinds: workspaces that a library takes once and keeps, and buffers that live inside one call. Both pass through torch's
-caching allocator, so they count as allocated memory. Learned from allocator histories of real steps
+Two kinds: workspaces that a library takes once and keeps, and buffers that live inside one call. Both pass through
+torch's caching allocator, so they count as allocated memory. Learned from allocator histories of real steps
 (`calibrate.history`), and computed here as the kernels compute them.
 """
 
@@ -17,8 +17,8 @@ from planner.memory import Workspace
 
 MIB = 1 << 20
 Groups = tuple[tuple[int, ...], ...]
-# cuBLAS takes a workspace for each thread that multiplies: the caller's and autograd's (aten/cuda/CublasHandlePool.cpp),
-# cuBLASLt, which adds a bias in the same kernel, one of its own.
+# cuBLAS takes a workspace for each thread that multiplies, the caller's and autograd's
+# (aten/cuda/CublasHandlePool.cpp); cuBLASLt, which adds a bias in the same kernel, one of its own.
 CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # Hopper and later; before
 CUBLASLT_WORKSPACE = 1 * MIB
 RNN_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -50,14 +50,14 @@ def held(device: Device) -> tuple[Workspace, ...]:
 
 
 def during(call: Call, device: Device) -> Groups:
-    """Blocks that a call allocates and gives back, in bytes: groups one after another, the blocks of a group at once."""
+    """Blocks that a call allocates and gives back, in bytes: groups one after another, a group's blocks at once."""
     rule = RULES.get(call.name)
     return () if rule is None else rule(call, device)
 
 
 def _attention_backward(call: Call, _: Device) -> Groups:
     """cuDNN and flash sum dQ in fp32 beside a row sum; with grouped heads dK and dV exist once per query head first."""
-    grad, q, k, v = call.tensors[:4]
+    q, k = call.tensors[1:3]  # after the gradient
     batch, heads, rows, size = q.shape
     rounded = -(-rows // 128) * 128
     sums = batch * heads * rounded * 4
@@ -81,7 +81,7 @@ def _column_sum(call: Call, device: Device) -> Groups:
     each = -(-rows // block_y)
     grid = -(-(columns // vector) // block_x)
     target = device.sm_count * (device.threads_per_sm // (block_x * block_y))
-    if each < block_y * 16 and each < 256 or grid > target:
+    if (each < block_y * 16 and each < 256) or grid > target:
         return ()
     blocks = max(min(-(-target // grid), -(-each // 16)), -(-each // 256))
     return () if blocks <= 1 else ((4 * columns * blocks * block_x * vector,),)
@@ -123,7 +123,7 @@ def _convolution(call: Call, device: Device) -> Groups:
 
 
 def _convolution_backward(call: Call, device: Device) -> Groups:
-    """The gradients of input and weight, one after the other; an incoming gradient that is not contiguous is copied before."""
+    """The gradients of input, then weight; an incoming gradient that is not contiguous is copied before."""
     grad, source, weight = call.tensors[:3]
     wanted = call.arguments[-1]
     copied = () if grad.stride is None or _channels_last(grad) else (_bytes(grad),)
@@ -132,8 +132,8 @@ def _convolution_backward(call: Call, device: Device) -> Groups:
 
 
 def _rnn(call: Call, _: Device) -> Groups:
-    """A copy of the input with steps first, and cuDNN's workspace: the gates of one layer before and after the recurrence
-    (2 % above what an LSTM took on an H200)."""
+    """A copy of the input with steps first, and cuDNN's workspace: the gates of one layer before and after the
+    recurrence (2 % above what an LSTM took on an H200)."""
     given = call.tensors
     forward = call.name.startswith("rigplan.rnn_forward")
     mode, source, state = call.arguments[0 if forward else 1], given[0 if forward else 1], given[1 if forward else 2]

@@ -2,8 +2,8 @@
 
 Fake cpu tensors follow cpu kernels: another autocast list, dropout masks in the activation's dtype, attention kernels
 that copy. Here the dispatcher is told CUDA's rules for as long as a trace lasts. The rules sit in the dispatcher (keys
-AutocastCPU and AutogradCPU), so they also hold inside torch's own composites and while a checkpoint is recomputed, where
-a function mode would be switched off.
+AutocastCPU and AutogradCPU), so they also hold inside torch's own composites and while a checkpoint is recomputed,
+where a function mode would be switched off.
 
 Sources: torch/csrc/autograd and aten/src/ATen/autocast_mode.h (the CUDA lists), aten/native/cudnn/RNN.cpp.
 """
@@ -27,17 +27,21 @@ _LOW = attention.HALF
 
 # Operators whose floating inputs CUDA's autocast turns to fp32.
 TO_FP32 = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus layer_norm native_layer_norm "
-    "group_norm cosine_similarity nll_loss nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div cosine_embedding_loss "
-    "poisson_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss soft_margin_loss "
-    "triplet_margin_loss binary_cross_entropy_with_logits cdist dist pdist renorm logsumexp pow.Tensor_Scalar "
-    "pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim upsample_nearest1d upsample_nearest2d upsample_nearest3d "
-    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
-    "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
-).split()
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
+    "sinh", "tan", "softplus", "layer_norm", "native_layer_norm", "group_norm", "cosine_similarity", "nll_loss",
+    "nll_loss2d", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "cosine_embedding_loss",
+    "poisson_nll_loss", "hinge_embedding_loss", "margin_ranking_loss", "multi_margin_loss",
+    "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "binary_cross_entropy_with_logits",
+    "cdist", "dist", "pdist", "renorm", "logsumexp", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar",
+    "norm.Scalar", "norm.ScalarOpt_dim", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",
+    "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bicubic2d_aa",
+)  # fmt: skip
 # Operators that get `dtype=fp32` instead of a copy of their input: (name, position of dtype among the arguments).
 TO_FP32_OUTPUT = {
-    "softmax.int": 2, "log_softmax.int": 2, "sum": 1, "sum.dim_IntList": 3, "cumsum": 2, "cumprod": 2, "prod": 1, "prod.dim_int": 3,
+    "softmax.int": 2, "log_softmax.int": 2, "sum": 1, "sum.dim_IntList": 3, "cumsum": 2, "cumprod": 2,
+    "prod": 1, "prod.dim_int": 3,
 }  # fmt: skip
 # Operators whose inputs are brought to the widest of their dtypes.
 TO_WIDEST = ("addcdiv", "addcmul", "scatter_add", "index_put", "dot", "atan2", "grid_sampler")
@@ -48,7 +52,7 @@ LEFT_ALONE = ("cross_entropy_loss", "avg_pool3d", "trace", "quantile", "stft", "
 @contextmanager
 def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
     """Inside, fake cpu tensors behave as tensors on a GPU of that compute capability."""
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901  lives as long as the trace
+    library = torch.library.Library("aten", "IMPL")  # lives as long as the trace
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that a kernel is replaced: that is what we want
         for name in TO_FP32:
@@ -137,7 +141,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> Any:
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """torch's linear (aten/native/Linear.cpp), which treats subclasses such as fakes apart: their bias is not added in place."""
+    """torch's linear (aten/native/Linear.cpp); it treats subclasses such as fakes apart: no bias is added in place."""
     if bias is None:
         return aten.matmul(x, weight.t())
     if x.dim() == 2:
@@ -149,8 +153,8 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 def _rnn(mode: str) -> Callable[..., Any]:
     def run(
-        x: torch.Tensor, hx: Any, weights: list[torch.Tensor], has_biases: bool, layers: int, dropout: float, train: bool,
-        bidirectional: bool, batch_first: bool,
+        x: torch.Tensor, hx: Any, weights: list[torch.Tensor], has_biases: bool, layers: int, dropout: float,
+        train: bool, bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         states = list(hx) if isinstance(hx, list | tuple) else [hx]
         y, h, c, _ = rigplan.rnn_forward(mode, x, states, weights, layers, dropout, bidirectional, batch_first)

@@ -7,17 +7,33 @@ each is a tuple, so that one choice and several are treated alike. Sizes are byt
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from catalog.errors import RigplanError
-from catalog.units import DataTotal, parse_bytes, parse_total
+from catalog.units import DataTotal, parse_total
+from planner.fields import (
+    Bytes,
+    Choices,
+    Config,
+    Count,
+    GpuName,
+    MicroBatch,
+    Norm,
+    Share,
+    Size,
+    SpecPart,
+    Total,
+    wanting,
+    whole,
+)  # fmt: skip
 from planner.mistakes import told
+from planner.money_spec import BudgetSpec, CampaignSpec, EnergySpec, PriceSpec
 
 Task = Literal[
     "causal-lm",
@@ -41,98 +57,10 @@ Checkpointing = Literal["none", "full", "selective"]
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
 Allocator = Literal["default", "expandable"]
-Objective = Literal["cost", "time", "pareto"]
-
-T = TypeVar("T")
+Objective = Literal["cost", "time", "pareto", "amount"]
 
 
-def _wanting(wanted: str, accepts: Callable[[Any], Any]) -> BeforeValidator:
-    """A check that turns a field's raw value into the right one, or says what was wanted."""
-
-    def check(value: Any) -> Any:
-        try:
-            return accepts(value)
-        except RigplanError as error:
-            raise PydanticCustomError("said", "{message}", {"message": str(error)}) from None
-        except (TypeError, ValueError, OverflowError):
-            raise PydanticCustomError("wanted", "{wanted}", {"wanted": wanted}) from None
-
-    return BeforeValidator(check)
-
-
-def _whole(value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or int(value) != float(value) or int(value) < least:
-        raise ValueError(value)
-    return int(value)
-
-
-def _whole_or_auto(value: Any) -> int | None:
-    return None if value is None or value == "auto" else _whole(value)
-
-
-def _real(value: Any) -> float:
-    if isinstance(value, bool) or not 0 <= float(value) < float("inf"):
-        raise ValueError(value)
-    return float(value)
-
-
-def _above_zero(value: Any) -> float:
-    if _real(value) == 0:
-        raise ValueError(value)
-    return float(value)
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, str):
-        return _whole(parse_bytes(value))
-    return _whole(value, least=1 << 20)  # a bare number is bytes, and "39" is surely not meant as 39 bytes
-
-
-def _total(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    parse_total(value)
-    return value
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise TypeError(value)
-    return str(value)  # YAML reads 4090 as a number
-
-
-def _config(value: Any) -> dict[str, Any] | str:
-    if not isinstance(value, Mapping | str):
-        raise TypeError(value)
-    return value if isinstance(value, str) else dict(value)
-
-
-def _optional(accepts: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else accepts(value)
-
-
-def _as_choices(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-Choices = Annotated[tuple[T, ...], BeforeValidator(_as_choices), Field(min_length=1)]
-Count = Annotated[int, _wanting("a positive integer", _whole)]
-GpuName = Annotated[str, _wanting("the name of a GPU", _name)]
-Size = Annotated[int | None, _wanting("a positive integer", _optional(_whole))]
-MicroBatch = Annotated[int | None, _wanting("a positive integer or auto", _whole_or_auto)]
-Bytes = Annotated[int | None, _wanting("an amount of memory such as 39 GiB", _optional(_bytes))]
-Norm = Annotated[float | None, _wanting("a number above 0, or null for no clipping", _optional(_above_zero))]
-Limit = Annotated[float | None, _wanting("a number above 0", _optional(_above_zero))]
-Share = Annotated[float, _wanting("a number of at least 0", _real)]
-Config = Annotated[dict[str, Any] | str | None, _wanting("a mapping or the path of a config.json", _optional(_config))]
-Total = Annotated[str | None, _wanting("an amount such as 300B tokens or 143000 steps", _optional(_total))]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LoraSpec(_Part):
+class LoraSpec(SpecPart):
     """Low-rank adapters; `quantize: nf4` keeps the frozen weights in 4 bits (QLoRA)."""
 
     r: Count
@@ -142,7 +70,7 @@ class LoraSpec(_Part):
     quantize: Literal["nf4"] | None = None
 
 
-class ModelSpec(_Part):
+class ModelSpec(SpecPart):
     """The model, by exactly one of name (preset or hub id), config (inline or a config.json) and module (a factory)."""
 
     name: str | None = None
@@ -168,7 +96,7 @@ class ModelSpec(_Part):
         return self
 
 
-class DataSpec(_Part):
+class DataSpec(SpecPart):
     """The size of one sample and of the whole run; sizes left out come from the model's config."""
 
     sequence_length: Size = None  # tokens; samples or frames for ctc and speech
@@ -181,7 +109,7 @@ class DataSpec(_Part):
         return None if self.total is None else parse_total(self.total)
 
 
-class TrainingSpec(_Part):
+class TrainingSpec(SpecPart):
     """How it is trained: each field one value or a list of choices."""
 
     precision: Choices[Precision] = ("bf16-mixed",)
@@ -199,17 +127,11 @@ class TrainingSpec(_Part):
     allocator: Choices[Allocator] = ("default",)
 
 
-class PriceSpec(_Part):
-    """A price of the user's own, instead of the dated snapshot."""
-
-    usd_per_gpu_hour: Share
-
-
-class HardwareSpec(_Part):
+class HardwareSpec(SpecPart):
     """One alternative to run on: each field one value or a list of choices."""
 
     gpu: Choices[GpuName]
-    count: Choices[Annotated[int, _wanting("a positive number of GPUs", _whole)]] = (1,)
+    count: Choices[Annotated[int, wanting("a positive number of GPUs", whole)]] = (1,)
     gpus_per_node: Choices[Size] = (None,)
     node: Choices[str | None] = (None,)
     memory_limit: Choices[Bytes] = (None,)
@@ -217,21 +139,7 @@ class HardwareSpec(_Part):
     price: Choices[PriceSpec | None] = (None,)
 
 
-class BudgetSpec(_Part):
-    """Limits a plan must keep."""
-
-    usd: Limit = None
-    days: Limit = None
-
-
-class CampaignSpec(_Part):
-    """Many independent runs: sweeps, seeds, one model per language pair. `parallel: None` is auto."""
-
-    runs: Count
-    parallel: MicroBatch = None
-
-
-class Spec(_Part):
+class Spec(SpecPart):
     """One question: a model, its data, and the choices of training and hardware."""
 
     model: ModelSpec
@@ -239,6 +147,7 @@ class Spec(_Part):
     training: TrainingSpec = TrainingSpec()
     hardware: Choices[HardwareSpec]
     budget: BudgetSpec | None = None
+    energy: EnergySpec = EnergySpec()
     campaign: CampaignSpec | None = None
     objective: Objective = "cost"
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from planner.spec import HardwareSpec, Spec
+from planner.spec import CampaignSpec, HardwareSpec, PriceSpec, Spec
 
 if TYPE_CHECKING:
     from catalog.accelerator import Accelerator
 
+LARGEST_RUN_GPUS = 8  # what is tried for one of many independent runs: no more than the usual node
 LARGEST_MICRO_BATCH = 1 << 14  # where the search for a micro-batch stops when no global batch bounds it
 
 
@@ -46,6 +47,8 @@ class HardwareChoice:
     memory_limit_bytes: int | None = None
     host_memory_bytes: int | None = None
     usd_per_gpu_hour: float | None = None
+    price: PriceSpec | None = None  # any other way of charging
+    fleet: int | None = None  # of a campaign: all GPUs there are, `count` of which make one run
 
     @property
     def nodes(self) -> int:
@@ -75,16 +78,33 @@ def choices(spec: Spec) -> Iterator[tuple[Strategy, HardwareChoice]]:
         for field in fields(Strategy)
     }
     strategies = [Strategy(**dict(zip(knobs, values, strict=True))) for values in product(*knobs.values())]
-    machines = [machine for entry in spec.hardware for machine in _machines(entry)]
+    machines = [machine for entry in spec.hardware for machine in _machines(entry, spec.campaign)]
     return ((strategy, machine) for machine in dict.fromkeys(machines) for strategy in dict.fromkeys(strategies))
 
 
-def _machines(entry: HardwareSpec) -> Iterator[HardwareChoice]:
+def _machines(entry: HardwareSpec, campaign: CampaignSpec | None) -> Iterator[HardwareChoice]:
     for gpu, count, gpus_per_node, node, limit_bytes, host_bytes, price in product(
         entry.gpu, entry.count, entry.gpus_per_node, entry.node, entry.memory_limit, entry.host_memory, entry.price
     ):
-        usd = None if price is None else price.usd_per_gpu_hour
-        yield HardwareChoice(gpu, count, gpus_per_node, node, limit_bytes, host_bytes, usd)
+        hourly = price.usd_per_gpu_hour if price is not None and price.is_plain else None
+        other = None if hourly is not None else price
+        machine = HardwareChoice(gpu, count, gpus_per_node, node, limit_bytes, host_bytes, hourly, other)
+        if campaign is None:
+            yield machine
+        else:
+            yield from (
+                replace(machine, count=each, fleet=count) for each in gpus_a_run(campaign, count, gpus_per_node)
+            )
+
+
+def gpus_a_run(campaign: CampaignSpec, fleet: int, gpus_per_node: int | None) -> tuple[int, ...]:
+    """How many GPUs each run of a campaign may take: as given, else by halves of a node, within the fleet."""
+    if campaign.gpus_per_run is not None:
+        return (min(campaign.gpus_per_run, fleet),)
+    if campaign.parallel is not None:
+        return (max(1, fleet // campaign.parallel),)
+    most = min(fleet, gpus_per_node or LARGEST_RUN_GPUS)
+    return tuple(sorted({1 << power for power in range(most.bit_length())} | {most}))
 
 
 def data_parallel(strategy: Strategy, hardware: HardwareChoice) -> int:

@@ -23,18 +23,20 @@ from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
 from planner.spec import DataSpec, ModelSpec
 from planner.workload import FREE, Parameter, Workload
-from planner.wrappers import checkpointing, lora
+from planner.wrappers import checkpointing, lora, quantized
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 
 def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int) -> Workload:
-    """The workload of one rank at `micro_batch`. Raises RigplanError naming the operator when the model cannot be traced."""
+    """The workload of one rank at `micro_batch`. Raises RigplanError, naming the operator, if it cannot be traced."""
     dtype = torch.bfloat16 if knobs.precision == "bf16" else torch.float32
     chosen = model.model_copy(update={"attention": knobs.attention})
     built = models.build(chosen, data, device="meta", dtype=dtype)
-    module = built.module
+    module, assumptions = built.module, built.assumptions
     if model.lora is not None:
+        if model.lora.quantize is not None:
+            assumptions += quantized.apply(module, knobs.precision)
         module = lora.apply(module, model.lora)
     checkpointing.apply(module, knobs.checkpointing)
     recorder = Recorder()
@@ -65,7 +67,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         except Exception as error:
             raise RigplanError(f"the trace failed in {type(error).__name__}: {str(error).splitlines()[0]}") from error
         segments["micro_step"] = recorder.segment()
-        ready = [_parameter(name, value, recorder) for name, value in parameters]
+        whole = quantized.whole_shapes(module)
+        ready = [_parameter(name, value, whole.get(name), recorder) for name, value in parameters]
         segments |= _optimizer_steps(module, knobs, recorder)
         workload = Workload(
             micro_batch=micro_batch,
@@ -77,7 +80,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             samples_to_tokens=built.samples_to_tokens,
             family=built.family,
             task=built.task,
-            assumptions=built.assumptions,
+            assumptions=assumptions,
             versions=versions(),
         )
         del inputs, given
@@ -108,7 +111,7 @@ def _loss_of(result: Any) -> torch.Tensor:
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if loss is None:
         raise RigplanError("the module returned no loss: return a scalar tensor or an object with .loss")
-    return loss  # type: ignore[no-any-return]
+    return loss
 
 
 def _optimizer_steps(module: torch.nn.Module, knobs: TraceKnobs, recorder: Recorder) -> dict[str, Any]:
@@ -139,8 +142,8 @@ def _fake(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.
             if fresh is None:
                 empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
                 fresh = made[id(value)] = torch.nn.Parameter(empty, requires_grad=value.requires_grad)
-                named.append((f"{prefix}.{name}".lstrip("."), fresh))  # type: ignore[arg-type]
-            part._parameters[name] = fresh  # type: ignore[assignment]
+                named.append((f"{prefix}.{name}".lstrip("."), fresh))
+            part._parameters[name] = fresh
         for name, buffer in list(part._buffers.items()):
             if buffer is None:
                 continue
@@ -164,13 +167,16 @@ def _ready(recorder: Recorder, index: int) -> Callable[[torch.Tensor], None]:
     return lambda _: recorder.gradient_ready(index)
 
 
-def _parameter(name: str, value: torch.nn.Parameter, recorder: Recorder) -> Parameter:
+def _parameter(
+    name: str, value: torch.nn.Parameter, whole: tuple[int, ...] | None, recorder: Recorder
+) -> Parameter:
+    """`whole`: the shape that a packed weight stands for."""
     gradient = None
     if value.grad is not None:
         gradient = recorder.block_of(value.grad)
         recorder.recategorise(gradient, "gradients")
     return Parameter(
-        name, DTYPES[value.dtype], tuple(value.shape), value.requires_grad, recorder.block_of(value), gradient
+        name, DTYPES[value.dtype], whole or tuple(value.shape), value.requires_grad, recorder.block_of(value), gradient
     )
 
 

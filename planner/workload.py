@@ -20,7 +20,8 @@ Integers = npt.NDArray[np.int64]
 CALL, ALLOCATE, FREE, GRADIENT, PHASE = range(5)  # [call], [block], [block], [parameter is ready], [phase]
 PHASES = ("load", "forward", "backward", "optimizer")
 CATEGORIES = (
-    "weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary", "workspace",
+    "weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary",
+    "workspace",
 )  # fmt: skip
 
 
@@ -83,7 +84,8 @@ class Workload:
     def calls_in(self, segment: str) -> Integers:
         """Indices into `calls` of a segment's launches, in order."""
         events = self.segments[segment]
-        return events.values[events.codes == CALL]
+        found: Integers = events.values[events.codes == CALL]
+        return found
 
     def bytes_of(self, category: str) -> int:
         return int(self.block_bytes[self.block_categories == CATEGORIES.index(category)].sum())

@@ -137,6 +137,7 @@ OPERATORS: dict[str, Describer] = {
         repeat_interleave tile constant_pad_nd pad _pad_circular split_with_sizes_copy split_copy
         unbind_copy slice_copy select_copy view_copy expand_copy permute_copy transpose_copy t_copy
         as_strided_copy slice_scatter select_scatter diagonal_scatter as_strided_scatter diag_embed diag
+        rigplan.dequantize_nf4 rigplan.dequantize_scales
         tril_indices triu_indices _pin_memory block_diag column_stack meshgrid _conj_copy narrow_copy
         unfold_copy resolve_conj resolve_neg _chunk_cat _copy_from_and_resize set_data combinations to
         _reshape_copy _resize_output

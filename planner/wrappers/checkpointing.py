@@ -44,7 +44,7 @@ def apply(module: torch.nn.Module, mode: str) -> None:
     if not blocks:
         raise RigplanError("checkpointing: the module has no repeated blocks to checkpoint; use checkpointing: none")
     for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, **arguments)  # type: ignore[method-assign]
+        block.forward = functools.partial(checkpoint, block.forward, **arguments)
 
 
 def _enable(module: Any, arguments: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from catalog.errors import RigplanError
 from planner.spec import LoraSpec
+from planner.wrappers import quantized
 
 
 def apply(module: torch.nn.Module, lora: LoraSpec) -> torch.nn.Module:
@@ -21,7 +22,9 @@ def apply(module: torch.nn.Module, lora: LoraSpec) -> torch.nn.Module:
         lora_dropout=lora.dropout,
         target_modules="all-linear" if targets == ["all-linear"] else targets,
     )
+    if lora.quantize is not None:
+        config._register_custom_module({quantized.QuantizedLinear: quantized.adapted()})
     try:
-        return get_peft_model(module, config)  # type: ignore[no-any-return, arg-type]
+        return get_peft_model(module, config)
     except ValueError as error:
         raise RigplanError(f"model.lora.target_modules: {str(error).splitlines()[0]}") from error

@@ -15,7 +15,6 @@ from planner.workload import Parameter, Workload
 from planner.wrappers import fsdp, tensor_parallel
 from planner.wrappers.sharded_recorder import ShardedRecorder
 
-
 PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise_gather_output"}
 
 

@@ -1,4 +1,6 @@
-"""Predicted peaks against real steps on one H200 (tests/measured/h200_training.jsonl, made by `python -m calibrate.train`).
+"""Predicted peaks against real steps on one H200.
+
+The steps are those of tests/measured/h200_training.jsonl, made by `python -m calibrate.train`.
 
 Bounds are today's errors rounded up. They may only go down.
 """

@@ -19,7 +19,7 @@ def _events(*pairs: tuple[int, int]) -> Events:
 
 
 def _workload() -> Workload:
-    """One parameter: activations live through the forward, a gradient is born in backward, a state in the first step."""
+    """One parameter: activations live through the forward, a gradient is born in backward, a state in step one."""
     weights, activations, gradient, state, temporary = range(5)
     tensor = TensorSpec("f32", (1,))
     return Workload(

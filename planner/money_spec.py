@@ -1,0 +1,129 @@
+"""The spec's parts about money: prices, energy, budgets and campaigns. Money is USD, time days, energy kWh."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from planner.fields import (
+    Count,
+    Day,
+    Dollars,
+    Limit,
+    MicroBatch,
+    Money,
+    Share,
+    SpecPart,
+    UpToOne,
+    above_zero,
+    as_day,
+    at_least_one,
+    optional,
+    wanting,
+)  # fmt: skip
+
+OfferKind = Literal["on-demand", "spot", "marketplace"]
+
+# the ways to charge for a machine, of which a price names one
+CHARGES = (
+    "usd_per_gpu_hour", "usd_per_node_hour", "usd_per_month", "buy", "offer", "units_per_gpu_hour",
+    "units_per_node_hour",
+)  # fmt: skip
+
+
+class BuySpec(SpecPart):
+    """Buying instead of renting: USD of one card and of each node, spread over the years it is used."""
+
+    usd: Money = None  # one card; None = the snapshot's newest price to buy
+    years: Annotated[float, wanting("a number above 0", above_zero)] = 5.0  # the Brown study's write-off
+    utilization: UpToOne = 1.0  # the share of those years in which the cards work
+    host_usd: Money = None  # one node without its cards; None = the snapshot's host of that size
+    network_usd: Share = 0.0  # switches and cables, a node
+
+
+class OfferSpec(SpecPart):
+    """An hourly price of the snapshot: the cheapest of this kind, of one provider or region where given."""
+
+    kind: OfferKind = "on-demand"
+    provider: str | None = None
+    region: str | None = None
+
+
+class PriceSpec(SpecPart):
+    """What the machine costs, instead of the snapshot's median: exactly one way of charging, in USD."""
+
+    usd_per_gpu_hour: Money = None
+    usd_per_node_hour: Money = None  # nodes are charged whole
+    usd_per_month: Money = None  # the whole of `hardware.count`, used or not
+    buy: BuySpec | None = None
+    offer: OfferSpec | None = None
+    units_per_gpu_hour: Money = None  # a campus tariff in units of its own
+    units_per_node_hour: Money = None
+    unit: str = "SU"
+    usd_per_unit: Money = None
+    currency: Dollars = "USD"
+    source: str | None = None  # whose price it is, and of when
+    date: Annotated[date | None, wanting("a date such as 2026-11-30", optional(as_day))] = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        given = [key for key in CHARGES if getattr(self, key) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            wanted = "found {found}, wanted exactly one of {known}"
+            raise PydanticCustomError("said", wanted, {"found": found, "known": ", ".join(CHARGES)})
+        return self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a rate per GPU-hour and nothing else."""
+        return self == PriceSpec(usd_per_gpu_hour=self.usd_per_gpu_hour) if self.usd_per_gpu_hour is not None else False
+
+
+class EnergySpec(SpecPart):
+    """Electricity: what a kWh costs and emits, and how much the building adds. None = the catalog's facts."""
+
+    usd_per_kwh: Money = None
+    co2_g_per_kwh: Money = None  # None = no CO2 is told
+    pue: Annotated[float | None, wanting("a number of at least 1", optional(at_least_one))] = None
+
+
+class BudgetSpec(SpecPart):
+    """Limits a plan must keep. `deadline` is the day by which a run begun today must be done."""
+
+    usd: Limit = None
+    days: Limit = None
+    deadline: Day = None
+
+    @property
+    def most_days(self) -> float | None:
+        """Days until the nearer of the two limits of time."""
+        left = None if self.deadline is None else float((self.deadline - date.today()).days)
+        return min((limit for limit in (self.days, left) if limit is not None), default=None)
+
+
+class ActivitySpec(SpecPart):
+    """Runs beside the final ones, each a share of a full run."""
+
+    runs: Count
+    share: UpToOne = 1.0
+
+
+class CampaignSpec(SpecPart):
+    """Many independent runs on a fleet of `hardware.count` GPUs: sweeps, seeds, one model per language pair.
+
+    `gpus_per_run` and `parallel` left to auto are tried: 1, 2, 4, ... GPUs a run, as many side by side as there is room
+    for. The shares are of the GPU-hours: `overhead` on every run, `failed` on all runs, `contingency` on the sum.
+    """
+
+    runs: Count
+    parallel: MicroBatch = None
+    gpus_per_run: MicroBatch = None
+    pilot: ActivitySpec | None = None
+    ablation: ActivitySpec | None = None
+    overhead: Share = 0.0
+    failed: Share = 0.0
+    contingency: Share = 0.0
