@@ -1,4 +1,4 @@
-"""Predicted against measured: errors of step, phases and peaks by GPU, family and knob, worst first; verdicts on memory."""
+"""Check: predicted against measured. Errors of step, phases and peaks by GPU, family and knob; verdicts on memory."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _comparison(name: str, record: Record, answer: Any) -> Comparison:
 
 
 def report(cases: Sequence[Comparison], left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """Lines to print: the totals, device-bound and host-bound apart; then by group and the worst cases; the verdicts."""
+    """Lines to print: totals, device-bound and host-bound apart; groups and cases, worst first; the verdicts."""
     from tabulate import tabulate
 
     if not cases:
@@ -286,7 +286,15 @@ def _case(case: Comparison) -> tuple[str, ...]:
     predicted, measured = case.pairs["step"]
     limits = f"{1000 * (case.low_s or 0):.1f} to {1000 * (case.high_s or 0):.1f}"
     limit = "host" if case.host_bound else "device"
-    return (case.name, f"{1e3 * predicted:.2f}", f"{1e3 * measured:.2f}", f"{case.error():+.1%}", limits, limit, case.known)
+    return (
+        case.name,
+        f"{1e3 * predicted:.2f}",
+        f"{1e3 * measured:.2f}",
+        f"{case.error():+.1%}",
+        limits,
+        limit,
+        case.known,
+    )
 
 
 def _verdicts(cases: Sequence[Comparison]) -> Iterator[str]:

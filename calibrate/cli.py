@@ -1,4 +1,4 @@
-"""`rigplan calibrate`: measure this machine, check a profile against real runs, make real runs."""
+"""`rigplan calibrate`: measure this machine, check a profile against real runs or a log, make real runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import dataclasses
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterable
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,12 +19,17 @@ import click
 from catalog.errors import RigplanError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from calibrate.sweep import Job, Summary
 
 DEFAULT_MINUTES = 10.0
 QUICK_MINUTES = 2.0
 RUNS_SUFFIX = ".runs.jsonl"  # beside the profile: what it was fitted from, and what --resume continues
 FOR_MINUTES = 5.0  # a spec's own calls need one; this is a limit for a slow device
+
+STEPS_SHARE = 0.25  # of the minutes, at most, for real training steps; the kernels have the rest
+STEPS_MINUTES = 1.0  # what all of them take
 
 MINIMUM_SECONDS = 0.02  # of device time a call: thousands of calls have to fit into the minutes
 WARM_UP_SECONDS = 0.005
@@ -70,7 +79,7 @@ def calibrate() -> None:
 
 @calibrate.command()
 @click.option(
-    "--minutes", type=click.FloatRange(min=0), default=None, help=f"Time for kernels; {DEFAULT_MINUTES:g} if not said."
+    "--minutes", type=click.FloatRange(min=0), default=None, help=f"Time to measure; {DEFAULT_MINUTES:g} if not said."
 )
 @click.option("--quick", is_flag=True, help=f"{QUICK_MINUTES:g} minutes: every kind of operator, coarsely.")
 @click.option("--for", "specs", multiple=True, type=FILE, metavar="SPEC", help="Time the very operators of this spec.")
@@ -93,9 +102,12 @@ def run(minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Pat
     sweep.append(runs, {"header": facts | {"method_version": fit.METHOD_VERSION}})
     for warning in facts.get("warnings", ()):
         click.echo(f"warning: {warning}", err=True)
+    limit = minutes if minutes is not None else QUICK_MINUTES if quick else FOR_MINUTES if specs else DEFAULT_MINUTES
     if not specs:
         _host(runs)
-    limit = minutes if minutes is not None else QUICK_MINUTES if quick else FOR_MINUTES if specs else DEFAULT_MINUTES
+        began = time.monotonic()
+        _train(runs, str(facts["accelerator"]), min(STEPS_MINUTES, STEPS_SHARE * limit))
+        limit -= (time.monotonic() - began) / 60
     jobs = _traced(specs) if specs else sweep.all_jobs()
     summary = _timed(jobs, runs, limit)
     _tell(summary, runs)
@@ -121,26 +133,33 @@ def _host(runs: Path) -> None:
         sweep.append(runs, factor.line())
 
 
+def _train(runs: Path, accelerator: str, minutes: float) -> None:
+    """Add records of real training steps, unless an earlier part of the run has them."""
+    from calibrate import steps, sweep
+
+    if minutes <= 0 or any("training" in line for line in sweep.read_lines(runs)):
+        return
+    for record in steps.trained(accelerator, minutes, _say):
+        sweep.append(runs, {"training": record})
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
 def _traced(specs: Iterable[Path]) -> list[Job]:
     """The calls of the specs' traces, each once."""
     from calibrate.sweep import job_of
     from planner.evaluate import calls_of
 
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
-    return list(dict.fromkeys(job_of(call, tf32) for path in specs for call, tf32 in calls_of(path, progress=say)))
+    return list(dict.fromkeys(job_of(call, tf32) for path in specs for call, tf32 in calls_of(path, progress=_say)))
 
 
 def _timed(jobs: list[Job], runs: Path, minutes: float) -> Summary:
     """Run the jobs with a bar of what is done and what is left of the time."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from calibrate import sweep, timing
 
-    columns = (TextColumn("{task.description:40.40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with _bar() as progress:
         task = progress.add_task("kernels", total=len(jobs))
 
         def report(job: Job, summary: Summary) -> None:
@@ -149,6 +168,17 @@ def _timed(jobs: list[Job], runs: Path, minutes: float) -> Summary:
 
         measure = functools.partial(timing.measure, minimum_seconds=MINIMUM_SECONDS, warm_up_seconds=WARM_UP_SECONDS)
         return sweep.run(jobs, runs, measure, minutes=minutes, report=report)
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A bar on standard error that is gone when it is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:40.40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield progress
 
 
 def _tell(summary: Summary, runs: Path) -> None:
@@ -179,24 +209,90 @@ def _write_profile(runs: Path, output: Path) -> None:
     residuals = ", ".join(f"{kind} {value:.1%}" for kind, value in sorted(found.residuals.items()))
     click.echo(f"{output}: profile of {found.accelerator}, {len(found.points)} exact points")
     click.echo(f"median error on held-out shapes: {residuals or 'too few shapes'}")
+    records = [line["training"] for line in lines if "training" in line]
+    if records:
+        try:
+            _improve(output, records)
+        except RigplanError as error:  # the kernels are worth a profile of their own
+            click.echo(f"warning: no factors from training steps: {error}", err=True)
+
+
+def _improve(profile: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Fit the factors of real training steps into a profile and tell them."""
+    from calibrate import steps
+
+    for name, factor in steps.improve(profile, records, _say).items():
+        spread = "" if factor.residual is None else f", spread {factor.residual:.1%}"
+        click.echo(f"{name:24s} {factor.value:.4g} {factor.unit}  ({factor.source}{spread})")
+
+
+@calibrate.command("steps")
+@click.argument("runs", type=FILE)
+@click.option("--profile", type=FILE, required=True, help="The profile that the factors are written into.")
+@_telling
+def steps_command(runs: Path, profile: Path) -> None:
+    """Fit what the training RUNS (JSON lines of `calibrate train`) show of host and long runs into a profile."""
+    from calibrate import steps
+
+    _improve(profile, steps.read(runs))
+    click.echo(f"{profile}: factors written")
 
 
 @calibrate.command()
-@click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--profile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Price with this profile."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the cases as JSON.")
+@click.argument("runs", type=FILE, required=False)
+@click.option("--profile", type=FILE, help="Price with this profile.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only runs of this name; * stands for anything.")
+@click.option("--from-log", "log", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+              help="A pasted training log, or -, instead of RUNS.")  # fmt: skip
+@click.option("--spec", type=FILE, help="What the log is of: a spec that leaves one combination.")
+@click.option("--micro-steps", is_flag=True, help="The log's iterations are micro-steps, several to an optimizer step.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_telling
-def check(runs: Path, profile: Path | None, as_json: bool) -> None:
-    """Compare predictions with the real RUNS (JSON lines of `calibrate train`, or CSV), worst first."""
+def check(
+    runs: Path | None, profile: Path | None, only: tuple[str, ...], log: Path | None, spec: Path | None,
+    micro_steps: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare predictions with real RUNS (JSON lines of `calibrate train`, or CSV), worst first, or with a log."""
+    priced_with = str(profile) if profile else ""
+    if runs is not None and log is None and spec is None:
+        _check_runs(runs, priced_with, only, as_json)
+    elif runs is None and log is not None and spec is not None:
+        _check_log(log, spec, priced_with, micro_steps, as_json)
+    else:
+        raise RigplanError("wanted either RUNS, or --from-log LOG with --spec SPEC")
+
+
+def _check_runs(runs: Path, profile: str, only: tuple[str, ...], as_json: bool) -> None:
     from calibrate import check as checking
 
-    cases, left_out = checking.compared(checking.read(runs), str(profile) if profile else "")
+    records = checking.chosen(checking.read(runs), only)
+    with _bar() as progress:
+        task = progress.add_task("comparing", total=len(records))
+
+        def report(done: int, total: int, name: str) -> None:
+            progress.update(task, completed=done, total=total, description=name)
+
+        workers = min(checking.WORKERS, os.cpu_count() or 1)
+        cases, left_out = checking.compared(records, profile, workers=workers, report=report)
     if as_json:
         click.echo(json.dumps([case.as_json() for case in cases]))
         return
     for line in checking.report(cases, left_out):
+        click.echo(line)
+
+
+def _check_log(log: Path, spec: Path, profile: str, micro_steps: bool, as_json: bool) -> None:
+    from calibrate import log as logs
+    from planner.search import estimate
+
+    text = sys.stdin.read() if str(log) == "-" else log.read_text(encoding="utf-8", errors="replace")
+    logs.found(text)  # a log that says nothing is told before the spec is traced
+    answer = estimate(spec, profile=profile, progress=_say)
+    correction = logs.corrected(logs.read(text, logs.batch_of(answer), micro_steps=micro_steps), answer)
+    if as_json:
+        click.echo(json.dumps(correction.as_json()))
+        return
+    for line in logs.report(correction, answer):
         click.echo(line)
 
 

@@ -34,8 +34,8 @@ DIALECTS: tuple[tuple[str, Unit, str], ...] = (
     ("seconds per step", "s", rf"{NUMBER} ?(?:s|sec|seconds) ?(?:/|per ) ?(?:step|iter|iteration|it)\b"),
     ("step time", "ms", rf"\bstep[_ ](?:time|avg)[ :=]+{NUMBER} ?ms\b"),
     ("step time", "s", rf"\bstep[_ ](?:time|avg)[ :=]+{NUMBER} ?s\b"),
-    ("tokens per second and GPU", "tokens/s/gpu", rf"{NUMBER} ?(?:tokens?|toks?) ?(?:/|per ) ?s(?:ec(?:ond)?)?/(?:gpu|device)\b"),
-    ("tokens per second", "tokens/s", rf"{NUMBER} ?(?:tokens?|toks?) ?(?:/|per ) ?s(?:ec(?:ond)?)?\b"),
+    ("tokens per second and GPU", "tokens/s/gpu", rf"{NUMBER} ?tok(?:en)?s? ?(?:/|per ) ?s(?:ec)?/(?:gpu|device)\b"),
+    ("tokens per second", "tokens/s", rf"{NUMBER} ?tok(?:en)?s? ?(?:/|per ) ?s(?:ec(?:ond)?)?\b"),
     ("tokens per second", "tokens/s", rf"\btokens?(?:/|_per_)s(?:ec(?:ond)?)?['\" :=]+{NUMBER}"),
     ("samples per second", "samples/s", rf"{NUMBER} ?samples? ?(?:/|per ) ?s(?:ec(?:ond)?)?\b"),
 )  # fmt: skip
@@ -131,7 +131,7 @@ def read(text: str, batch: Batch, *, micro_steps: bool = False) -> Reading:
 def _converter(unit: Unit, batch: Batch) -> Callable[[float], float]:
     """From a log's number to seconds per optimizer step."""
     if unit in ("tokens/s", "tokens/s/gpu") and batch.tokens is None:
-        raise RigplanError(f"found {unit} in the log, and the spec's samples are not sequences; wanted times or samples/s")
+        raise RigplanError(f"found {unit} in the log, and the spec has no sequences; wanted times or samples/s")
     tokens = batch.tokens or 0.0
     table: Mapping[Unit, Callable[[float], float]] = {
         "s": lambda value: value,
@@ -158,7 +158,7 @@ def corrected(reading: Reading, answer: Any) -> Correction:
     if reading.seconds < step.floor_seconds:
         raise RigplanError(
             f"found {_ms(reading.seconds)} a step in the log ({reading.dialect}), below the physical floor of "
-            f"{_ms(step.floor_seconds)}: the arithmetic and bytes of this spec take {answer.hardware.gpu} at least that. "
+            f"{_ms(step.floor_seconds)}: {answer.hardware.gpu} needs that for the spec's arithmetic and bytes alone. "
             "The log's step is another one (model, batch, lengths, number of GPUs, micro-steps: --micro-steps), or its "
             "timer did not wait for the device"
         )

@@ -108,7 +108,7 @@ def improve(path: Path, records: Sequence[Record], say: Say) -> dict[str, Factor
 
 
 def runs(records: Iterable[Record], profile: str, accelerator: str, say: Say) -> list[Run]:
-    """The records timed on `accelerator` that can be traced here, each with its workload; `say` hears what is left out."""
+    """The records timed on `accelerator` that can be traced here, with their workloads; `say` hears of every one."""
     found = []
     for record in records:
         name = str(record.get("name", "?"))

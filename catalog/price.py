@@ -251,3 +251,36 @@ def purchase_offer(accelerator_name: str) -> Offer | None:
     alone = [o for o in rows if o.instance in _CARD_ALONE and o.kind in ("street", "msrp")]
     group = alone or rows
     return max(group, key=lambda o: (o.date, o.kind == "street", -o.amount_usd)) if group else None
+
+
+def host_offer(gpus: int) -> Offer:
+    """What a machine without its GPUs costs, of the smallest size that holds ``gpus``, else of the largest listed."""
+    hosts = {offer.count: offer for offer in _others("base machine")}
+    return hosts[min((size for size in hosts if size >= gpus), default=max(hosts))]
+
+
+def electricity_offer() -> Offer:
+    """USD of a kWh where a spec names none: the average that industry pays in the United States."""
+    return _others("electricity, US industrial")[0]
+
+
+@cache
+def _others(begins: str) -> tuple[Offer, ...]:
+    """Priced rows that belong to no accelerator, by how their ``system`` begins; ``usd`` is that of the whole row."""
+    return tuple(
+        Offer(
+            accelerator="",
+            kind="estimate",
+            usd_per_gpu_hour=None,
+            usd=float(row["price_usd"]),
+            provider="",
+            region="",
+            instance=row["system"],
+            count=int(row["n_accelerators"] or 1),
+            date=row["as_of"],
+            source=row["source"],
+            notes=row["notes"],
+        )
+        for row in _rows("purchase.csv")
+        if row["system"].startswith(begins) and row["price_usd"]
+    )

@@ -183,6 +183,11 @@ def energy_facts() -> dict[str, float]:
     return {key: float(value) for key, value in _table()["energy"].items() if key != "source"}
 
 
+def energy_source() -> str:
+    """Whose ratios ``energy_facts`` are, and of when."""
+    return str(_table()["energy"]["source"])
+
+
 def _bridge(accelerator: Accelerator) -> Link | None:
     """The bridge that joins such cards two by two, when its rate is known."""
     rate = accelerator.link_bytes_per_s_per_direction

@@ -10,6 +10,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from planner.money_spec import PriceSpec
 from planner.strategy import HardwareChoice, Strategy
 
 Verdict = Literal["fits", "borderline", "does-not-fit"]
@@ -64,8 +65,40 @@ class Throughput(_Part):
     mfu: float
 
 
+class CostLine(_Part):
+    """One part of a cost, whose price it is and of when. `usd` is None where only the programme's units are known."""
+
+    what: str
+    usd: float | None
+    source: str
+    date: str | None = None
+
+
+class BreakEven(_Part):
+    """Buying the machine against renting it, used all the time; used half of it, twice as many months are needed."""
+
+    months: float | None  # None where the electricity alone costs more than the rent
+    buy_usd: float
+    rent_usd_per_month: float
+    running_usd_per_month: float
+    sources: list[str]
+
+
+class WithinBudget(_Part):
+    """How much training the budget buys: the longest run within its days and USD, and which of the two ends it."""
+
+    days: float
+    usd: float | None
+    samples: float
+    tokens: float | None
+    bound: Literal["usd", "days"]
+
+
 class Run(_Part):
-    """The whole of `data.total`. A cost is None where no price is known; its source and date say whose price it is."""
+    """The whole of `data.total`. A cost is None where no price is known; its source and date say whose price it is.
+
+    `billed_gpu_hours` are those that whole nodes charge, `units` the programme's own (`unit` is their name).
+    """
 
     steps: int
     days: float
@@ -76,6 +109,52 @@ class Run(_Part):
     cost_source: str | None = None
     cost_date: str | None = None
     energy_kwh: float | None = None
+    billed_gpu_hours: float | None = None
+    cost_lines: list[CostLine] = []
+    units: float | None = None
+    unit: str | None = None
+    co2_kg: float | None = None
+    break_even: BreakEven | None = None
+
+
+class Activity(_Part):
+    """One row of a campaign. `share` is of a full run; a row without runs is an allowance on the others."""
+
+    name: str
+    runs: int
+    share: float
+    days_per_run: float
+    gpu_hours_per_run: float
+    overhead_gpu_hours: float
+    gpu_hours: float
+    days: float
+    cost_usd: float | None = None
+    units: float | None = None
+
+
+class Campaign(_Part):
+    """Many independent runs packed on a fleet: `parallel` side by side in `waves`, each on `gpus_per_run` GPUs."""
+
+    runs: int
+    fleet: int
+    gpus_per_run: int
+    parallel: int
+    waves: int
+    busy_share: float  # of the fleet's GPU-hours, those in which a run is on the GPU
+    activities: list[Activity]
+    days: float
+    low_days: float
+    high_days: float
+    gpu_hours: float
+    cost_usd: float | None = None
+    cost_source: str | None = None
+    cost_date: str | None = None
+    cost_lines: list[CostLine] = []
+    billed_gpu_hours: float | None = None
+    units: float | None = None
+    unit: str | None = None
+    energy_kwh: float | None = None
+    co2_kg: float | None = None
 
 
 class StrategyUsed(_Part):
@@ -112,6 +191,8 @@ class HardwareUsed(_Part):
     memory_limit_bytes: int | None = None
     host_memory_bytes: int | None = None
     usd_per_gpu_hour: float | None = None
+    price: PriceSpec | None = None  # any other way of charging
+    fleet: int | None = None  # of a campaign: all GPUs, `count` of which make one run
 
     @classmethod
     def of(cls, hardware: HardwareChoice) -> Self:
@@ -127,6 +208,8 @@ class Estimate(_Part):
     step: Step | None = None
     throughput: Throughput | None = None
     run: Run | None = None
+    campaign: Campaign | None = None
+    within_budget: WithinBudget | None = None
     strategy: StrategyUsed
     hardware: HardwareUsed
     parameters: int
@@ -151,6 +234,7 @@ class Plan(_Part):
     ranked: list[Estimate]
     excluded: list[Excluded] = []
     pareto: list[Estimate] = []
+    question: str = ""  # what the first of the ranked is: "the cheapest that finishes in 30 days"
     assumptions: list[str] = []
     unmodelled: list[str] = []
     notes: list[str] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from catalog.price import default_offer
-from catalog.system import energy_facts
 from planner.answer import Known, Memory, Run, Step, Throughput, weakest
 from planner.fit import Fit
 from planner.machine import Machine, overheads
@@ -82,7 +80,7 @@ def _peak(workload: Workload, machine: Machine) -> float:
 
 
 def run_answer(spec: Spec, step: Step, batches: BatchPlan, workload: Workload, machine: Machine) -> Run | None:
-    """Days, GPU-hours, USD and energy of the whole of `data.total`; None without one."""
+    """Days and GPU-hours of the whole of `data.total`, None without one; what they cost is for money.py to say."""
     total = spec.data.amount()
     if total is None:
         return None
@@ -95,34 +93,10 @@ def run_answer(spec: Spec, step: Step, batches: BatchPlan, workload: Workload, m
     steps = max(1, round(samples / batches.global_batch))
     days = steps * step.seconds / DAY_S
     gpu_hours = days * 24 * machine.count
-    usd, source, date = _price(machine)
     return Run(
         steps=steps,
         days=days,
         low_days=steps * step.low_seconds / DAY_S,
         high_days=steps * step.high_seconds / DAY_S,
         gpu_hours=gpu_hours,
-        cost_usd=None if usd is None else usd * gpu_hours,
-        cost_source=source,
-        cost_date=date,
-        energy_kwh=_energy_kwh(gpu_hours, machine),
     )
-
-
-def _price(machine: Machine) -> tuple[float | None, str | None, str | None]:
-    if machine.choice.usd_per_gpu_hour is not None:
-        return machine.choice.usd_per_gpu_hour, "price given in the spec", None
-    offer = default_offer(machine.accelerator.name)
-    if offer is None:
-        from catalog.price import cost_unknown_reason
-
-        return None, cost_unknown_reason(machine.accelerator.name), None
-    return offer.amount_usd, offer.cost_source, offer.cost_date
-
-
-def _energy_kwh(gpu_hours: float, machine: Machine) -> float | None:
-    if machine.accelerator.tdp_w is None:
-        return None
-    facts = energy_facts()
-    watts = machine.accelerator.tdp_w * facts["server_over_gpu_tdp"] * facts["training_share_of_peak"] * facts["pue"]
-    return watts * gpu_hours / 1000

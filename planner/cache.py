@@ -21,17 +21,22 @@ import numpy as np
 
 from catalog import presets
 from planner.call import from_json, to_json
+from planner.collectives import Mesh
+from planner.passes import zero
+from planner.passes.table import mesh_of, trace_precision
+from planner.shard_family import ANCHORS as SHARD_ANCHORS
+from planner.shard_family import ShardFamily
 from planner.spec import DataSpec, ModelSpec
 from planner.workload import Events, NotAffine, Parameter, Workload, WorkloadFamily
 
 if TYPE_CHECKING:
-    from planner.strategy import Strategy
+    from planner.strategy import HardwareChoice, Strategy
 
 # The files that decide what a trace holds.
 TRACING = (
     "trace.py", "recorder.py", "semantics.py", "fused_ops.py", "attention.py", "optimizers.py", "models.py",
     "model_inputs.py", "model_lengths.py", "model_factory.py", "wrappers/checkpointing.py", "wrappers/lora.py",
-    "wrappers/quantized.py",
+    "wrappers/quantized.py", "wrappers/fsdp.py", "wrappers/sharded_recorder.py", "collectives.py",
 )  # fmt: skip
 # Two micro-batches that any larger one is read off from; 1 is traced by itself: sizes of 1 change what is contiguous.
 ANCHORS = (2, 4)
@@ -48,17 +53,22 @@ class TraceKnobs:
     optimizer_implementation: str
     max_grad_norm: float | None
     capability: tuple[int, int]
+    mesh: Mesh | None = None
 
     @classmethod
-    def of(cls, strategy: Strategy, capability: tuple[int, int]) -> TraceKnobs:
+    def of(cls, strategy: Strategy, capability: tuple[int, int], hardware: HardwareChoice) -> TraceKnobs:
         """Knobs brought to what makes a difference: tf32 traces as fp32, and only fused attention in half precision
         asks the GPU's generation."""
-        precision = "fp32" if strategy.precision == "tf32" else strategy.precision
+        precision = trace_precision(strategy, hardware)
+        precision = "fp32" if precision == "tf32" else precision
+        mesh = mesh_of(strategy, hardware)
+        if mesh is not None and mesh.replicate > 1:
+            mesh = replace(mesh, replicate=2)  # how many replicas there are changes no size
         asks = strategy.attention != "eager" and precision != "fp32"
         generation = _generation(capability) if asks else (8, 0)
         return cls(
             precision, strategy.attention, strategy.checkpointing, strategy.optimizer,
-            strategy.optimizer_implementation, strategy.max_grad_norm, generation,
+            strategy.optimizer_implementation, strategy.max_grad_norm, generation, mesh,
         )  # fmt: skip
 
 
@@ -78,6 +88,7 @@ class Workloads:
 
     def at(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
         """The workload at exactly this micro-batch, traced if it is not known."""
+        knobs = self._settled(knobs)
         key = (knobs, micro_batch)
         if key not in self._known:
             path = self._path(knobs, micro_batch)
@@ -92,10 +103,18 @@ class Workloads:
         return self._known[key]
 
     def searched(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
-        """The workload at any micro-batch, read off two traces where the model allows it."""
+        """The workload at any micro-batch and over any number of ranks, read off two traces each where that is so."""
+        knobs = self._settled(knobs)
+        key = (knobs, micro_batch)
+        if key not in self._known and knobs.mesh is not None and knobs.mesh.shard not in (1, *SHARD_ANCHORS):
+            few, many = (replace(knobs, mesh=replace(knobs.mesh, shard=ranks)) for ranks in SHARD_ANCHORS)
+            try:
+                read_off = ShardFamily(self.searched(few, micro_batch), self.searched(many, micro_batch))
+                self._known[key] = read_off.at(knobs.mesh.shard)
+            except NotAffine:
+                return self.at(knobs, micro_batch)
         if micro_batch < ANCHORS[0]:
             return self.at(knobs, micro_batch)
-        key = (knobs, micro_batch)
         if key not in self._known and knobs not in self._families:
             self._families[knobs] = WorkloadFamily(*(self.at(knobs, anchor) for anchor in ANCHORS))
         family = self._families.get(knobs)
@@ -110,6 +129,15 @@ class Workloads:
     def title(self) -> str:
         model = self.model
         return model.name or model.module or (model.config if isinstance(model.config, str) else "the given config")
+
+    def _settled(self, knobs: TraceKnobs) -> TraceKnobs:
+        """Knobs with what stage 3 of ZeRO keeps gathered, which the model's size decides."""
+        if knobs.mesh is None or knobs.mesh.sharding != "zero3":
+            return knobs
+        preset = presets.lookup(self.model.name) if self.model.name else None
+        alone = replace(knobs, mesh=None)
+        count = preset.parameters if preset else self.at(alone, ANCHORS[0]).parameter_count
+        return replace(knobs, mesh=replace(knobs.mesh, sharding=zero.sharding_of(count)))
 
     def _trace(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
         from planner.trace import trace  # torch is needed only now

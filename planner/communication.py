@@ -19,8 +19,6 @@ from catalog.store import DATA, load_yaml
 from catalog.system import Link, Node
 from planner.collectives import group_of, is_collective, kind_of, size_of
 from planner.machine import Machine
-from planner.passes.ddp import gradient_buckets
-from planner.step import Reduction
 from planner.strategy import HardwareChoice, Strategy
 from planner.workload import Workload
 
@@ -91,20 +89,6 @@ def call_seconds(workload: Workload, strategy: Strategy, machine: Machine) -> np
         else 0.0
         for call in workload.calls
     ])  # fmt: skip
-
-
-def data_parallel_reductions(workload: Workload, machine: Machine) -> list[Reduction]:
-    """The all-reduces of DDP over all GPUs of the machine; none on one."""
-    if machine.count == 1:
-        return []
-    span = spans(Strategy(), machine.choice)["world"]
-    return [
-        Reduction(
-            collective_seconds("all_reduce", bucket.size_bytes, span, machine.node, machine.accelerator.name),
-            frozenset(bucket.parameters),
-        )
-        for bucket in gradient_buckets(workload)
-    ]
 
 
 def _on_link(kind: str, size_bytes: float, ranks: int, link: Link, accelerator: str) -> float:

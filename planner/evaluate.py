@@ -18,12 +18,13 @@ from planner.answer import Estimate, HardwareUsed, StrategyUsed
 from planner.answers import memory_answer, run_answer, step_answer, throughput_answer
 from planner.cache import TraceKnobs, Workloads
 from planner.call import Call
-from planner.communication import data_parallel_reductions
+from planner.communication import call_seconds
 from planner.fit import fit
 from planner.machine import Machine
+from planner.passes.table import after_trace
 from planner.spec import Spec
 from planner.step import step_time
-from planner.strategy import BatchPlan, Strategy, batch_plan, choices, impossible
+from planner.strategy import BatchPlan, Strategy, batch_plan, choices, data_parallel, impossible
 from planner.workload import Workload
 
 Progress = Callable[[str], None]
@@ -35,12 +36,13 @@ def evaluate(
     spec: Spec, strategy: Strategy, machine: Machine, batches: BatchPlan, workload: Workload, *, timed: bool = True
 ) -> Estimate:
     """One combination, its batches settled and its workload at hand."""
-    found = fit(workload, strategy, machine, batches.accumulation, replicated=machine.count > 1)
+    workload = of_rank(workload, strategy, machine)
+    found = fit(workload, strategy, machine, batches.accumulation)
     time = None
     if timed:
         pricing = machine.pricing(tf32=strategy.precision == "tf32")
-        reductions = data_parallel_reductions(workload, machine)
-        time = step_time(workload, pricing, accumulation=batches.accumulation, reductions=reductions)
+        transfer = call_seconds(workload, strategy, machine)
+        time = step_time(workload, pricing, accumulation=batches.accumulation, transfer=transfer)
     step = None if time is None else step_answer(time, machine)
     return Estimate(
         verdict=found.verdict,
@@ -68,17 +70,26 @@ def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:
     )
 
 
+_OF_RANK: dict[tuple[int, str, int], tuple[Workload, Workload]] = {}
+
+
+def of_rank(workload: Workload, strategy: Strategy, machine: Machine) -> Workload:
+    """The workload with what its sharding adds after the trace; one object for one question, as others remember it."""
+    key = (id(workload), strategy.sharding, data_parallel(strategy, machine.choice))
+    if key not in _OF_RANK:
+        _OF_RANK[key] = (workload, after_trace(workload, strategy, machine.choice))
+    return _OF_RANK[key][1]
+
+
 def knobs_of(strategy: Strategy, machine: Machine) -> TraceKnobs:
     """What of a combination decides its trace."""
-    return TraceKnobs.of(strategy, machine.device.capability)
+    return TraceKnobs.of(strategy, machine.device.capability, machine.choice)
 
 
 def not_possible(strategy: Strategy, machine: Machine) -> str | None:
     """Why a combination cannot be run, or cannot be answered yet; None when it can."""
     if strategy.compile:
         return "compile: true is not modelled yet; use compile: false, whose step is not faster"
-    if strategy.sharding != "none" and machine.count > 1:
-        return f"sharding {strategy.sharding} is not modelled yet; use sharding: none"
     if strategy.tensor_parallel > 1:
         return "tensor_parallel is not modelled yet; use tensor_parallel: 1"
     if strategy.offload != "none":

@@ -30,18 +30,17 @@ class Fit:
     high_bytes: int
 
 
-def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: int, replicated: bool) -> Fit:
-    """The verdict for a workload on a machine; `replicated` adds the buckets of DDP."""
+def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: int) -> Fit:
+    """The verdict for the workload of one rank on a machine."""
     share = float(overheads()["residual"]["memory"]["value"])
     low_context, context, high_context = machine.context_bytes
     room = machine.usable_bytes - context
-    buckets = (sum(_gradient_bytes(workload)),) if replicated else ()
 
     device = replace(machine.device, tf32=strategy.precision != "fp32")
 
     def played(limit: float | None) -> Timeline:
         limit_bytes = None if limit is None else int(limit)
-        return _replay(workload, device, strategy.allocator == "expandable", accumulation, buckets, limit_bytes)
+        return _replay(workload, device, strategy.allocator == "expandable", accumulation, limit_bytes)
 
     free = played(None)
     low = low_context + int(free.peak_reserved_bytes * (1 - share))
@@ -67,14 +66,6 @@ def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: 
     )
 
 
-def _gradient_bytes(workload: Workload) -> list[int]:
-    return [
-        int(workload.block_bytes[parameter.gradient_block])
-        for parameter in workload.parameters
-        if parameter.gradient_block is not None
-    ]
-
-
 _REPLAYED: dict[tuple[object, ...], tuple[Workload, Timeline]] = {}
 
 
@@ -83,13 +74,12 @@ def _replay(
     device: scratch.Device,
     expandable: bool,
     accumulation: int,
-    buckets: tuple[int, ...],
     limit: int | None,
 ) -> Timeline:
-    key = (id(workload), device, expandable, min(accumulation, 2), buckets, limit)
+    key = (id(workload), device, expandable, min(accumulation, 2), limit)
     kept = _REPLAYED.get(key)
     if kept is None:
-        extra = Scratch((*scratch.held(device), *buckets), partial(scratch.during, device=device))
+        extra = Scratch(scratch.held(device), partial(scratch.during, device=device))
         timeline = replay(workload, extra, accumulation=accumulation, expandable=expandable, limit_bytes=limit)
         kept = _REPLAYED[key] = (workload, timeline)
     return kept[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+import datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
@@ -66,7 +66,7 @@ class PriceSpec(SpecPart):
     usd_per_unit: Money = None
     currency: Dollars = "USD"
     source: str | None = None  # whose price it is, and of when
-    date: Annotated[date | None, wanting("a date such as 2026-11-30", optional(as_day))] = None
+    date: Annotated[datetime.date | None, wanting("a date such as 2026-11-30", optional(as_day))] = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -101,7 +101,7 @@ class BudgetSpec(SpecPart):
     @property
     def most_days(self) -> float | None:
         """Days until the nearer of the two limits of time."""
-        left = None if self.deadline is None else float((self.deadline - date.today()).days)
+        left = None if self.deadline is None else float((self.deadline - datetime.date.today()).days)
         return min((limit for limit in (self.days, left) if limit is not None), default=None)
 
 

@@ -9,8 +9,8 @@ from catalog.units import gib
 from planner import machine as machines
 from planner.answer import Estimate
 from planner.cache import ANCHORS, TraceKnobs, Workloads
-from planner.communication import data_parallel_reductions
-from planner.evaluate import Progress, evaluate, knobs_of, not_possible
+from planner.communication import call_seconds
+from planner.evaluate import Progress, evaluate, knobs_of, not_possible, of_rank
 from planner.fit import Fit, fit
 from planner.machine import Machine, overheads
 from planner.question import How
@@ -32,7 +32,7 @@ class Outcomes:
     def __init__(self, spec: Spec, profile: str = "", progress: Progress | None = None) -> None:
         self.spec, self.profile = spec, profile
         self.workloads = Workloads(spec.model, spec.data, progress)
-        self._predictions: dict[tuple[TraceKnobs, bool, bool], Predict] = {}
+        self._predictions: dict[tuple[TraceKnobs, str, int, bool], Predict] = {}
 
     def of(self, strategy: Strategy, choice: HardwareChoice, how: How) -> Estimate | str:
         """One combination, answered as `how` says."""
@@ -87,8 +87,8 @@ class Outcomes:
 
     def _fit(self, strategy: Strategy, machine: Machine, knobs: TraceKnobs, size: int) -> Fit:
         batches = batches_at(strategy, machine, size)
-        workload = self.workloads.searched(knobs, size)
-        return fit(workload, strategy, machine, batches.accumulation, replicated=machine.count > 1)
+        workload = of_rank(self.workloads.searched(knobs, size), strategy, machine)
+        return fit(workload, strategy, machine, batches.accumulation)
 
     def _predicted(self, strategy: Strategy, machine: Machine, knobs: TraceKnobs) -> Predict:
         """Allocated bytes by micro-batch: near enough affine, so that the two traces give the line.
@@ -96,13 +96,12 @@ class Outcomes:
         Accumulated micro-steps and replicas have lines of their own; GPUs differ by little, so the first one's serves.
         """
         accumulated = strategy.accumulation != 1 and strategy.global_batch is not None
-        key = (knobs, machine.count > 1, accumulated)
+        key = (knobs, strategy.sharding, machine.count, accumulated)
         if key not in self._predictions:
             points = []
             for size in ANCHORS:
-                found = fit(
-                    self.workloads.at(knobs, size), strategy, machine, 1 + accumulated, replicated=machine.count > 1
-                )
+                workload = of_rank(self.workloads.searched(knobs, size), strategy, machine)
+                found = fit(workload, strategy, machine, 1 + accumulated)
                 points.append((size, float(found.timeline.peak_allocated_bytes)))
             self._predictions[key] = affine(points[0], points[1])
         return self._predictions[key]
@@ -114,13 +113,13 @@ class Outcomes:
         return min(sorted({below, top}), key=lambda size: self._seconds_a_sample(strategy, machine, knobs, size))
 
     def _seconds_a_sample(self, strategy: Strategy, machine: Machine, knobs: TraceKnobs, size: int) -> float:
-        workload = self.workloads.searched(knobs, size)
+        workload = of_rank(self.workloads.searched(knobs, size), strategy, machine)
         batches = batches_at(strategy, machine, size)
         pricing = machine.pricing(tf32=strategy.precision == "tf32")
-        reductions = data_parallel_reductions(workload, machine)
+        transfer = call_seconds(workload, strategy, machine)
 
         def seconds(rounds: int) -> float:
-            return step_time(workload, pricing, accumulation=rounds, reductions=reductions).seconds
+            return step_time(workload, pricing, accumulation=rounds, transfer=transfer).seconds
 
         if batches.accumulation <= SOME:
             return seconds(batches.accumulation) / batches.global_batch

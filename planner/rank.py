@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from catalog.units import days, usd
-from planner.answer import Estimate
-from planner.spec import BudgetSpec
+from planner.answer import Campaign, Estimate, Run
+from planner.money_spec import BudgetSpec
+from planner.spec import Spec
 
 Key = tuple[float, ...]
 
@@ -17,6 +18,7 @@ def ranked(estimates: Sequence[Estimate], objective: str) -> list[Estimate]:
     orders: dict[str, Callable[[Estimate], Key]] = {
         "cost": lambda item: (*_cost(item), _time(item)),
         "time": lambda item: (_time(item), *_cost(item)),
+        "amount": lambda item: (-_amount(item), *_cost(item)),
         "pareto": lambda item: (float(id(item) not in front), _time(item), *_cost(item)),
     }
     return sorted(estimates, key=orders[objective])
@@ -37,11 +39,13 @@ def pareto(estimates: Sequence[Estimate]) -> list[Estimate]:
 
 def over_budget(estimate: Estimate, budget: BudgetSpec | None) -> str | None:
     """By how much an estimate is over a budget; None within it, or where there is no run to hold against it."""
-    if budget is None or estimate.run is None:
+    run: Run | Campaign | None = estimate.campaign or estimate.run
+    if budget is None or run is None:
         return None
-    run, said = estimate.run, []
-    if budget.days is not None and run.days > budget.days:
-        said.append(f"{days(run.days)} is over the {budget.days:g} days by {days(run.days - budget.days)}")
+    said, most_days = [], budget.most_days
+    if most_days is not None and run.days > most_days:
+        until = f" until {budget.deadline}" if budget.deadline is not None and most_days != budget.days else ""
+        said.append(f"{days(run.days)} is over the {most_days:g} days{until} by {days(run.days - most_days)}")
     if budget.usd is not None and run.cost_usd is None:
         said.append(f"its cost is not known, so it cannot be held to {usd(budget.usd)}")
     elif budget.usd is not None and run.cost_usd is not None and run.cost_usd > budget.usd:
@@ -49,8 +53,29 @@ def over_budget(estimate: Estimate, budget: BudgetSpec | None) -> str | None:
     return f"over budget: {' and '.join(said)}" if said else None
 
 
+def question(spec: Spec) -> str:
+    """What the first of the ranked is, in words: `the cheapest that finishes in 30 days`."""
+    first = {
+        "cost": "the cheapest",
+        "time": "the fastest",
+        "pareto": "the fastest on the front",
+        "amount": "the most training",
+    }[spec.objective]
+    budget = spec.budget
+    if budget is None:
+        return first
+    if spec.objective == "amount":
+        limits = [f"{usd(budget.usd)}" if budget.usd else "", f"{budget.most_days:g} days" if budget.most_days else ""]
+        return f"{first} for {' and '.join(filter(None, limits))}"
+    days_said = f"that finishes in {budget.most_days:g} days" if budget.most_days is not None else ""
+    usd_said = f"under {usd(budget.usd)}" if budget.usd is not None else ""
+    return " ".join(filter(None, (first, days_said, "and" if days_said and usd_said else "", usd_said)))
+
+
 def _time(item: Estimate) -> float:
-    """Days of the run; without one, seconds a sample, which orders alike."""
+    """Days of the campaign, or of the run; without one, seconds a sample, which orders alike."""
+    if item.campaign is not None:
+        return item.campaign.days
     if item.run is not None:
         return item.run.days
     if item.step is not None and item.strategy.global_batch:
@@ -59,10 +84,16 @@ def _time(item: Estimate) -> float:
 
 
 def _cost(item: Estimate) -> tuple[float, float]:
-    """(0, USD) where a price is known, else (1, 0)."""
-    if item.run is None or item.run.cost_usd is None:
-        return (1.0, 0.0)
-    return (0.0, item.run.cost_usd)
+    """(0, USD) where a price is known; (1, units) where only a programme's units are; else (2, 0)."""
+    run: Run | Campaign | None = item.campaign or item.run
+    if run is None or (run.cost_usd is None and run.units is None):
+        return (2.0, 0.0)
+    return (1.0, run.units or 0.0) if run.cost_usd is None else (0.0, run.cost_usd)
 
 
-__all__ = ["over_budget", "pareto", "ranked"]
+def _amount(item: Estimate) -> float:
+    """Samples that the budget buys."""
+    return item.within_budget.samples if item.within_budget is not None else 0.0
+
+
+__all__ = ["over_budget", "pareto", "question", "ranked"]

@@ -13,8 +13,9 @@ from catalog.errors import RigplanError
 from catalog.units import gib
 from planner.answer import Estimate, Excluded, HardwareUsed, Plan, StrategyUsed
 from planner.kept import Kept
+from planner.money import charged, old_prices
 from planner.question import Combination, How
-from planner.rank import over_budget, pareto, ranked
+from planner.rank import over_budget, pareto, question, ranked
 from planner.spec import Spec
 from planner.strategy import choices
 
@@ -69,7 +70,8 @@ def plan(source: Source, *, profile: str = "", progress: Progress | None = None,
         pareto=pareto(best),
         assumptions=_each_once(item.assumptions for item in best),
         unmodelled=_each_once(item.unmodelled for item in best),
-        notes=[*_unpriced(best), *_campaign(spec)],
+        notes=[*_unpriced(best), *old_prices(best)],
+        question=question(spec),
     )
 
 
@@ -91,13 +93,14 @@ def outcomes(
         failures = [outcome for outcome in found.values() if isinstance(outcome, Failure)]
         if failures and not any(isinstance(outcome, Estimate) for outcome in found.values()):
             raise RigplanError(failures[0])
-    return [known for item in combinations if (known := found[item]) is not None]
+    every = [settled for item in combinations if (settled := found[item]) is not None]
+    return [charged(spec, outcome) if isinstance(outcome, Estimate) else outcome for outcome in every]
 
 
 def _refused(spec: Spec, outcome: Estimate) -> str | None:
     if outcome.verdict == "does-not-fit":
         return missing(outcome)
-    return over_budget(outcome, spec.budget)
+    return None if spec.objective == "amount" else over_budget(outcome, spec.budget)
 
 
 def missing(outcome: Estimate) -> str:
@@ -118,14 +121,8 @@ def missing_bytes(outcome: Estimate) -> int:
 
 
 def _with_notes(spec: Spec, outcome: Estimate) -> Estimate:
-    notes = [note for note in (over_budget(outcome, spec.budget), *_campaign(spec)) if note]
+    notes = [note for note in (over_budget(outcome, spec.budget), *old_prices([outcome])) if note]
     return outcome.model_copy(update={"notes": [*outcome.notes, *notes]}) if notes else outcome
-
-
-def _campaign(spec: Spec) -> list[str]:
-    if spec.campaign is None:
-        return []
-    return [f"campaign: the numbers are those of one run; {spec.campaign.runs} runs side by side are not planned yet"]
 
 
 def _unpriced(best: Sequence[Estimate]) -> list[str]:

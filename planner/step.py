@@ -8,15 +8,16 @@ ahead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.collectives import is_collective, per_event, roles, schedule
 from planner.cost import Pricing, price, seconds
 from planner.operators import UNKNOWN, Operator, describe
-from planner.workload import CALL, GRADIENT, PHASE, PHASES, Events, Workload
+from planner.passes.ddp import LAST
+from planner.workload import CALL, PHASE, PHASES, Events, Workload
 
 Seconds = npt.NDArray[np.float64]
 
@@ -31,14 +32,6 @@ SUSTAINED = {
 }
 DENSE_KINDS = ("matmul", "grouped_matmul", "attention")
 WALKED = 4  # micro-steps worked out one by one; from then on each is like the one before
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """One gradient all-reduce: its bytes and the parameters that must be ready for it, in backward order."""
-
-    seconds: float
-    parameters: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +72,9 @@ class Priced:
 
 
 def step_time(
-    workload: Workload, pricing: Pricing, *, accumulation: int = 1, reductions: Sequence[Reduction] = ()
+    workload: Workload, pricing: Pricing, *, accumulation: int = 1, transfer: Seconds | None = None
 ) -> StepTime:
-    """One step of `accumulation` micro-steps and an optimizer step; `reductions` overlap the last backward."""
+    """One step of `accumulation` micro-steps and an optimizer step; `transfer` is each call's seconds on the link."""
     costs = priced(workload, pricing)
     factor = pricing.profile.factor
     host = {phase: factor(name) for phase, name in HOST_PHASES.items()}
@@ -89,36 +82,47 @@ def step_time(
     micro, update = workload.segments["micro_step"], workload.segments["optimizer"]
     queues = _Queues()
     parts = dict.fromkeys(PHASES, 0.0)
-    communication = sum(reduction.seconds for reduction in reductions)
+    link = np.zeros(len(workload.calls)) if transfer is None else transfer
+    role = roles(workload)
+    final = workload.segments.get(LAST, micro)
     before = (0.0, 0.0, dict(parts))
     walked = min(accumulation, WALKED)
     for turn in range(walked):
         if turn == walked - 1 and accumulation > walked:
             _skip(queues, parts, before, accumulation - walked)
         before = (queues.host, queues.device, dict(parts))
-        queues.run(micro, costs.device, host, parts, reductions if turn == walked - 1 else ())
+        queues.run(final if turn == walked - 1 else micro, costs.device, host, parts, link, role)
     queues.host += bookkeeping
-    queues.run(update, costs.device, host, parts, ())
-    total = max(queues.device, queues.host) + factor("host_synchronize_s")
-    micro_calls, update_calls = workload.calls_in("micro_step"), workload.calls_in("optimizer")
-    counts = np.bincount(micro_calls, minlength=len(workload.calls)) * accumulation
-    counts = counts + np.bincount(update_calls, minlength=len(workload.calls))
+    queues.run(update, costs.device, host, parts, link, role)
+    total = max(queues.device, queues.host, queues.link) + factor("host_synchronize_s")
+    counts = _counts(workload, micro) * (accumulation - 1) + _counts(workload, final) + _counts(workload, update)
     floor = float(costs.floor @ counts)
     return StepTime(
         seconds=max(total, floor),
         forward_seconds=parts["forward"],
         backward_seconds=parts["backward"],
         optimizer_seconds=parts["optimizer"],
-        communication_seconds=communication,
+        communication_seconds=float(link @ counts),
         exposed_communication_seconds=queues.exposed,
         host_seconds=queues.host,
         device_seconds=float(costs.device @ counts),
         floor_seconds=floor,
         flop=float(costs.flop @ counts),
         executed_flop=float(costs.executed @ counts),
-        words=frozenset(word for word, count in zip(costs.words, counts, strict=True) if count),
-        unmodelled=tuple(sorted({item.variant for item in costs.operators if item.kind == UNKNOWN})),
+        words=frozenset(word for word, count in zip(costs.words, counts, strict=True) if word and count),
+        unmodelled=_unmodelled(costs),
     )
+
+
+def _unmodelled(costs: Priced) -> tuple[str, ...]:
+    """Operators of the device that no kind is known for."""
+    pairs = zip(costs.operators, costs.words, strict=True)
+    return tuple(sorted({operator.variant for operator, word in pairs if word and operator.kind == UNKNOWN}))
+
+
+def _counts(workload: Workload, events: Events) -> npt.NDArray[np.int64]:
+    """How often each call occurs in a segment."""
+    return np.bincount(events.values[events.codes == CALL], minlength=len(workload.calls))
 
 
 def _skip(queues: _Queues, parts: dict[str, float], before: tuple[float, float, dict[str, float]], turns: int) -> None:
@@ -166,17 +170,24 @@ class _Queues:
         device: Seconds,
         host: dict[str, float],
         parts: dict[str, float],
-        reductions: Sequence[Reduction],
+        link: Seconds,
+        role: npt.NDArray[np.int64],
     ) -> None:
         """Issue and execute a segment; adds each phase's device-side length to `parts`."""
         is_call = events.codes == CALL
         phases = _phases(events)
         issue = np.array([host.get(name, 0.0) for name in PHASES])[phases] * is_call
         issued = self.host + np.cumsum(issue)
-        length = np.where(is_call, device[np.where(is_call, events.values, 0)], 0.0)
-        done = np.cumsum(length)
-        ready = np.where(is_call, issued, -np.inf)
-        finished = done + np.maximum(self.device, np.maximum.accumulate(ready - (done - length)))
+        there = schedule(
+            events,
+            per_event(events, device),
+            issued,
+            per_event(events, link),
+            per_event(events, role),
+            device=self.device,
+            link=self.link,
+        )
+        finished = there.finished
         before = max(self.device, self.host)
         for index in range(int(phases[0]) if len(events) else 0, len(PHASES)):
             at = np.flatnonzero(phases == index)
@@ -185,18 +196,8 @@ class _Queues:
                 parts[PHASES[index]] += max(0.0, end - before)
                 before = max(before, end)
         self.host = float(issued[-1])
-        self.device = float(finished[-1])
-        if reductions:
-            self._reduce(events, finished, reductions)
-
-    def _reduce(self, events: Events, finished: Seconds, reductions: Sequence[Reduction]) -> None:
-        born = {int(events.values[at]): float(finished[at]) for at in np.flatnonzero(events.codes == GRADIENT)}
-        link = self.link
-        for reduction in reductions:
-            ready = max((born[item] for item in reduction.parameters if item in born), default=self.device)
-            link = max(link, ready) + reduction.seconds
-        self.exposed = max(0.0, link - self.device)
-        self.link = self.device = max(self.device, link)
+        self.device, self.link = there.device, there.link
+        self.exposed += there.exposed_seconds
 
 
 _KNOWN_WORKLOADS: dict[tuple[int, int], tuple[Workload, Pricing, Priced]] = {}
@@ -210,15 +211,16 @@ def priced(workload: Workload, pricing: Pricing) -> Priced:
     operators = tuple(describe(call, tf32=pricing.tf32) for call in workload.calls)
     price(operators, pricing)
     costs = [seconds(operator, call, pricing) for operator, call in zip(operators, workload.calls, strict=True)]
-    alone = np.array([cost.seconds for cost in costs])
+    sent = [is_collective(call) for call in workload.calls]  # the link's work, not the device's
+    alone = np.array([0.0 if elsewhere else cost.seconds for cost, elsewhere in zip(costs, sent, strict=True)])
     slower = [sustained_class(operator) for operator in operators]
     found = Priced(
         alone,
         alone * [pricing.profile.factor(name) if name else 1.0 for name in slower],
-        np.array([min(cost.floor_seconds, cost.seconds) for cost in costs]),
+        np.minimum([cost.floor_seconds for cost in costs], alone),
         np.array([operator.flop for operator in operators]),
         np.array([operator.executed_flop for operator in operators]),
-        tuple(cost.known for cost in costs),
+        tuple("" if elsewhere else cost.known for cost, elsewhere in zip(costs, sent, strict=True)),
         operators,
     )
     _KNOWN_WORKLOADS[key] = (workload, pricing, found)

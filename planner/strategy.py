@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from planner.spec import CampaignSpec, HardwareSpec, PriceSpec, Spec
+from planner.money_spec import CampaignSpec, PriceSpec
+from planner.spec import HardwareSpec, Spec
 
 if TYPE_CHECKING:
     from catalog.accelerator import Accelerator

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
 from planner.spec import DataSpec, ModelSpec
 from planner.workload import FREE, Parameter, Workload
-from planner.wrappers import checkpointing, lora, quantized
+from planner.wrappers import checkpointing, fsdp, lora, quantized
+from planner.wrappers.sharded_recorder import ShardedRecorder
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
@@ -39,27 +40,33 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             assumptions += quantized.apply(module, knobs.precision)
         module = lora.apply(module, model.lora)
     checkpointing.apply(module, knobs.checkpointing)
-    recorder = Recorder()
-    recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
     torch.manual_seed(0)
     given = built.inputs(micro_batch)
-    with (
-        _no_garbage_collection(),
-        FakeTensorMode(allow_non_fake_inputs=True),
-        cuda_semantics(knobs.capability),
-        recorder,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(_no_garbage_collection())
+        devices = None if knobs.mesh is None else stack.enter_context(fsdp.process_group(knobs.mesh))
+        recorder = Recorder() if devices is None else ShardedRecorder(fsdp.group_names(devices))
+        recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(cuda_semantics(knobs.capability))
+        if devices is not None and knobs.mesh is not None:  # the whole is never on the device: load holds shards alone
+            _fake(module, recorder)
+            fsdp.shard(module, devices, knobs.mesh.sharding, knobs.precision)
+        stack.enter_context(recorder)
+        if isinstance(recorder, ShardedRecorder):
+            stack.enter_context(recorder.watching())
         segments = {}
         recorder.start("weights")
         with torch.no_grad():
-            parameters = _fake(module, recorder)
+            parameters = _fake(module, recorder) if devices is None else _adopt(module, recorder)
             segments["load"] = recorder.segment()
         recorder.start("inputs")
         inputs = {name: _on_device(value) for name, value in given.items()}
         for value in _tensors_in(inputs):
             recorder.block_of(value)
         try:
-            _micro_step(module, inputs, knobs.precision, recorder)
+            # FSDP casts by a policy of its own, so there is no autocast
+            _micro_step(module, inputs, knobs.precision if devices is None else "fp32", recorder)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise RigplanError(_data_dependent(error)) from error
         except RigplanError:
@@ -130,6 +137,18 @@ def _optimizer_steps(module: torch.nn.Module, knobs: TraceKnobs, recorder: Recor
     return segments
 
 
+def _adopt(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters of a sharded module; their shards are born now."""
+    named = list(module.named_parameters())
+    for index, (_, parameter) in enumerate(named):
+        recorder.block_of(parameter)
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_ready(recorder, index))
+    for buffer in module.buffers():
+        recorder.recategorise(recorder.block_of(buffer), "buffers")
+    return named
+
+
 def _fake(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.nn.Parameter]]:
     """Put fake tensors in place of the module's meta ones, keeping ties; returns the parameters, each once."""
     made: dict[int, torch.Tensor] = {}
@@ -167,9 +186,7 @@ def _ready(recorder: Recorder, index: int) -> Callable[[torch.Tensor], None]:
     return lambda _: recorder.gradient_ready(index)
 
 
-def _parameter(
-    name: str, value: torch.nn.Parameter, whole: tuple[int, ...] | None, recorder: Recorder
-) -> Parameter:
+def _parameter(name: str, value: torch.nn.Parameter, whole: tuple[int, ...] | None, recorder: Recorder) -> Parameter:
     """`whole`: the shape that a packed weight stands for."""
     gradient = None
     if value.grad is not None:

@@ -24,18 +24,17 @@ ZERO = ("zero1", "zero2", "zero3")
 LOW = {"bf16-mixed": "bf16", "fp16-mixed": "bf16"}
 
 
-def mesh_of(strategy: Strategy, hardware: HardwareChoice, parameter_count: int = 0) -> Mesh | None:
+def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
     """The process groups to trace under; None where one rank is traced as if it were alone.
 
-    `parameter_count` decides what stage 3 of ZeRO keeps gathered.
+    Stage 3 of ZeRO is left as `zero3`: what it keeps gathered depends on the model's size (see zero.sharding_of).
     """
     ranks, tensor = data_parallel(strategy, hardware), strategy.tensor_parallel
     if ranks == 1 or strategy.sharding in ("none", "zero1", "zero2"):
         return None if tensor == 1 else Mesh("none", tensor=tensor)
     if strategy.sharding == "hsdp":
         return Mesh("hsdp", ranks // hardware.nodes, hardware.nodes, tensor)
-    kind = zero.sharding_of(parameter_count) if strategy.sharding == "zero3" else strategy.sharding
-    return Mesh(kind, ranks, tensor=tensor)
+    return Mesh(strategy.sharding, ranks, tensor=tensor)
 
 
 def trace_precision(strategy: Strategy, hardware: HardwareChoice) -> str:

@@ -40,10 +40,10 @@ def apply(module: torch.nn.Module, mode: str) -> None:
     if getattr(module, "supports_gradient_checkpointing", False):
         _enable(module, arguments)
         return
-    blocks = _blocks(module)
-    if not blocks:
+    found = blocks(module)
+    if not found:
         raise RigplanError("checkpointing: the module has no repeated blocks to checkpoint; use checkpointing: none")
-    for block in blocks:
+    for block in found:
         block.forward = functools.partial(checkpoint, block.forward, **arguments)
 
 
@@ -60,7 +60,7 @@ def _keep(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Checkpoi
     return CheckpointPolicy.MUST_SAVE if name in KEPT or name in _KEPT_ON_CUDA else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
+def blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
     """The outermost repeated modules: items of a list that are of one class and have parameters of their own."""
     if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
         items = [
@@ -70,4 +70,4 @@ def _blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
         ]
         if len(items) > 1 and len({type(item) for item in items}) == 1:
             return items
-    return [block for child in module.children() for block in _blocks(child)]
+    return [block for child in module.children() for block in blocks(child)]

@@ -93,7 +93,7 @@ class RealStaysReal(TorchDispatchMode):
 
 def units(module: torch.nn.Module) -> list[torch.nn.Module]:
     """The blocks that are sharded on their own: the repeated ones. What is in none of them is the root's."""
-    return checkpointing._blocks(module)
+    return checkpointing.blocks(module)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from catalog.errors import RigplanError
@@ -25,6 +27,8 @@ def apply(module: torch.nn.Module, lora: LoraSpec) -> torch.nn.Module:
     if lora.quantize is not None:
         config._register_custom_module({quantized.QuantizedLinear: quantized.adapted()})
     try:
-        return get_peft_model(module, config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft still asks transformers by an older name
+            return get_peft_model(module, config)
     except ValueError as error:
         raise RigplanError(f"model.lora.target_modules: {str(error).splitlines()[0]}") from error

@@ -172,13 +172,14 @@ def test_the_calls_of_a_spec_become_exact_points_of_the_shipped_profile(
 ) -> None:
     from calibrate import cli
     from calibrate.calls import make, tensor
+    from calibrate.sweep import Job
     from catalog import profile
 
     _FakeMachine(monkeypatch)
     shipped = profile.Profile("shipped", "h200-sxm", "measured", 1, {}, {"old": 1.0}, {}, {}, {"matmul": 0.03})
     monkeypatch.setattr(profile, "own", lambda name: shipped if name == "h200-sxm" else None)
     product = make("mm.default", tensor("bf16", 8, 8), tensor("bf16", 8, 8))
-    monkeypatch.setattr(cli, "_traced", lambda specs: [product])
+    monkeypatch.setattr(cli, "_traced", lambda specs: [Job(product)])
     spec, out = tmp_path / "spec.yaml", tmp_path / "mine.json"
     spec.write_text("model: {name: gpt2}\n")
     result = _run("run", "--for", str(spec), "-o", str(out))

@@ -43,7 +43,7 @@ def test_halving_is_a_permutation(count: int) -> None:
     assert sorted(sweep.halving(count)) == list(range(count))
 
 
-def test_a_tenth_of_the_sweep_covers_every_kind_small_and_large() -> None:
+def test_a_fifth_of_the_sweep_covers_every_kind_small_and_large() -> None:
     jobs = sweep.all_jobs()
     assert 1500 <= len(jobs) <= 8000
     first = Counter(describe(job.call).kind for job in jobs[: len(jobs) // 5])
@@ -146,8 +146,8 @@ def test_the_tf32_switch_is_set_for_a_job_and_put_back(tmp_path: Path) -> None:
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
 
-def test_the_calls_of_a_workload_are_timed_cheapest_first(tmp_path: Path) -> None:
-    calls = [make("mm.default", tensor("bf16", size, size), tensor("bf16", size, size)) for size in (64, 8, 32)]
-    path = tmp_path / "runs.jsonl"
-    sweep.run_for(calls, path, measured_once, device="cpu")
-    assert [from_json(line["call"]).results[0].shape[0] for line in sweep.read_lines(path)] == [8, 32, 64]
+def test_a_call_of_a_trace_asks_for_tf32_only_where_that_changes_what_runs() -> None:
+    product, sum_ = (make(name, tensor("f32", 8, 8), tensor("f32", 8, 8)) for name in ("mm.default", "add.Tensor"))
+    half = make("mm.default", tensor("bf16", 8, 8), tensor("bf16", 8, 8))
+    assert [sweep.job_of(call, tf32=True).tf32 for call in (product, sum_, half)] == [True, False, False]
+    assert not sweep.job_of(product, tf32=False).tf32

@@ -7,6 +7,7 @@ import pytest
 from planner import machine as machines
 from planner.cache import TraceKnobs, Workloads
 from planner.fit import Fit, fit
+from planner.passes import ddp
 from planner.spec import DataSpec, ModelSpec
 from planner.strategy import HardwareChoice, Strategy
 from planner.workload import Workload
@@ -26,7 +27,7 @@ def workload() -> Workload:
 
 def judged(workload: Workload, limit_mib: int) -> Fit:
     machine = machines.resolve(HardwareChoice("h200-sxm", memory_limit_bytes=limit_mib * MIB))
-    return fit(workload, Strategy(), machine, 1, replicated=False)
+    return fit(workload, Strategy(), machine, 1)
 
 
 def test_the_verdict_turns_from_no_over_borderline_to_yes_as_the_limit_grows(workload: Workload) -> None:
@@ -53,6 +54,6 @@ def test_a_firm_verdict_lies_wholly_on_one_side_of_the_limit(workload: Workload)
 
 def test_data_parallel_buckets_cost_a_copy_of_the_gradients(workload: Workload) -> None:
     machine = machines.resolve(HardwareChoice("h200-sxm"))
-    alone, replicated = (fit(workload, Strategy(), machine, 1, replicated=flag) for flag in (False, True))
+    alone, replicated = (fit(ddp.apply(workload, ranks), Strategy(), machine, 1) for ranks in (1, 8))
     more = replicated.timeline.peak_allocated_bytes - alone.timeline.peak_allocated_bytes
-    assert more == pytest.approx(4 * workload.trainable_count, rel=0.01)
+    assert more == pytest.approx(4 * workload.trainable_count, abs=2 * MIB)  # what the allocator leaves unsplit

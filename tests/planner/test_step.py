@@ -10,9 +10,11 @@ import pytest
 from catalog.profile import Factor
 from planner import machine as machines
 from planner.call import Call, TensorSpec
+from planner.collectives import is_collective
 from planner.cost import Pricing, seconds
 from planner.operators import describe
-from planner.step import Reduction, host_work, step_time
+from planner.passes import ddp
+from planner.step import host_work, step_time
 from planner.strategy import HardwareChoice
 from planner.workload import ALLOCATE, CALL, GRADIENT, PHASE, PHASES, Events, Parameter, Workload
 
@@ -92,12 +94,15 @@ def test_no_step_is_below_its_floor(pricing: Pricing) -> None:
         assert time.seconds >= time.floor_seconds > 0
 
 
-def test_a_reduction_hides_behind_backward_or_is_exposed(pricing: Pricing) -> None:
-    plain = step_time(workload(BIG, 20), pricing)
-    reduced = step_time(workload(BIG, 20), pricing, reductions=[Reduction(0.01, frozenset({0}))])
-    assert reduced.communication_seconds == 0.01
-    assert 0 <= reduced.exposed_communication_seconds <= reduced.communication_seconds
-    assert reduced.seconds == pytest.approx(plain.seconds + reduced.exposed_communication_seconds, rel=0.01)
+def test_communication_hides_behind_backward_or_is_exposed(pricing: Pricing) -> None:
+    alone = workload(BIG, 20)
+    shared = ddp.apply(alone, 8)
+    transfer = np.array([0.01 if is_collective(call) else 0.0 for call in shared.calls])
+    free = step_time(shared, pricing, transfer=0 * transfer)
+    paid = step_time(shared, pricing, transfer=transfer)
+    assert paid.communication_seconds == pytest.approx(0.01)
+    assert 0 < paid.exposed_communication_seconds <= paid.communication_seconds
+    assert paid.seconds == pytest.approx(free.seconds + paid.exposed_communication_seconds, rel=0.01)
 
 
 def test_a_slower_host_never_makes_a_step_faster(pricing: Pricing) -> None:

@@ -1,0 +1,133 @@
+"""Campaign: many independent runs packed on a fleet, with the runs beside the final ones and the allowances on top.
+
+    pilot, then ablation, then the final runs      each in waves of as many as fit side by side
+    + failed runs, + contingency                   shares of the GPU-hours before them, at the same packing
+
+Every run is as long as one estimate says; runs of one activity are alike, so that full waves are the best packing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.answer import Activity, Campaign, Estimate, Run
+from planner.billing import Bill, Usage, bill, co2_kg, energy, source
+from planner.money_spec import CampaignSpec
+from planner.tariff import Machine, Tariff, tariff
+
+DAY_H = 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """One activity on the fleet: how long, and how many GPUs are busy for how many days."""
+
+    name: str
+    runs: int
+    share: float
+    days_per_run: float
+    days: float
+    overhead_gpu_hours: float
+    gpu_hours: float
+    usage: Usage
+
+
+def pack(asked: CampaignSpec, found: Estimate, run: Run, fleet: Machine) -> Campaign:
+    """The campaign of an estimate's runs on a fleet of `fleet.count` GPUs, each run on `found.hardware.count`."""
+    gpus = found.hardware.count
+    side_by_side = max(1, fleet.count // gpus)
+    parallel = min(side_by_side, asked.parallel or side_by_side)
+    counted = [
+        _packed(name, runs, share, run.days, gpus, parallel, asked.overhead) for name, runs, share in _activities(asked)
+    ]
+    packed = [*counted, *_allowances(asked, counted)]
+    terms = tariff(fleet)
+    total = bill(terms, fleet.count, [use for part in packed for use in part.usage])
+    days, gpu_hours = sum(part.days for part in packed), sum(part.gpu_hours for part in packed)
+    energy_kwh = energy(fleet, gpu_hours)
+    return Campaign(
+        runs=asked.runs,
+        fleet=fleet.count,
+        gpus_per_run=gpus,
+        parallel=parallel,
+        waves=-(-asked.runs // parallel),
+        busy_share=gpu_hours / (fleet.count * days * DAY_H),
+        activities=[_row(part, gpus, terms, fleet.count) for part in packed],
+        days=days,
+        low_days=days * run.low_days / run.days,
+        high_days=days * run.high_days / run.days,
+        gpu_hours=gpu_hours,
+        cost_usd=total.usd,
+        cost_source=source(terms, total.usd),
+        cost_date=terms.date,
+        cost_lines=list(total.lines),
+        billed_gpu_hours=total.gpu_hours,
+        units=total.units,
+        unit=terms.unit,
+        energy_kwh=energy_kwh,
+        co2_kg=co2_kg(fleet.energy, energy_kwh),
+    )
+
+
+def _activities(asked: CampaignSpec) -> list[tuple[str, int, float]]:
+    """What is run, in the order that it must be: name, runs, share of a full run."""
+    beside = [(name, part) for name, part in (("pilot", asked.pilot), ("ablation", asked.ablation)) if part is not None]
+    return [*((name, part.runs, part.share) for name, part in beside), ("final", asked.runs, 1.0)]
+
+
+def _packed(name: str, runs: int, share: float, run_days: float, gpus: int, parallel: int, overhead: float) -> _Packed:
+    bare_days = run_days * share
+    days_per_run = bare_days * (1 + overhead)
+    waves, rest = divmod(runs, parallel)
+    usage = [(parallel * gpus, waves * days_per_run)] if waves else []
+    usage += [(rest * gpus, days_per_run)] if rest else []
+    return _Packed(
+        name,
+        runs,
+        share,
+        days_per_run,
+        sum(days for _, days in usage),
+        runs * gpus * (days_per_run - bare_days) * DAY_H,
+        runs * gpus * days_per_run * DAY_H,
+        usage,
+    )
+
+
+def _allowances(asked: CampaignSpec, counted: list[_Packed]) -> list[_Packed]:
+    """Failed runs as a share of what is run, then contingency as a share of both; packed like what they are of."""
+    rows: list[_Packed] = []
+    for name, share in (("failed", asked.failed), ("contingency", asked.contingency)):
+        if share:
+            before = [*counted, *rows]
+            rows.append(
+                _Packed(
+                    name,
+                    0,
+                    share,
+                    0.0,
+                    share * sum(part.days for part in before),
+                    0.0,
+                    share * sum(part.gpu_hours for part in before),
+                    [(busy, days * share) for part in before for busy, days in part.usage],
+                )
+            )
+    return rows
+
+
+def _row(part: _Packed, gpus: int, terms: Tariff, fleet: int) -> Activity:
+    cost: Bill = bill(terms, fleet, part.usage)
+    return Activity(
+        name=part.name,
+        runs=part.runs,
+        share=part.share,
+        days_per_run=part.days_per_run,
+        gpu_hours_per_run=part.days_per_run * gpus * DAY_H,
+        overhead_gpu_hours=part.overhead_gpu_hours,
+        gpu_hours=part.gpu_hours,
+        days=part.days,
+        cost_usd=cost.usd,
+        units=cost.units,
+    )
+
+
+__all__ = ["pack"]
