@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from catalog.errors import RigplanError
 
 HOST_BOUND = 0.9  # of a measured step spent issuing it, from which on the host was the limit
@@ -263,7 +265,7 @@ def _total(title: str, quantity: str, cases: Iterable[Comparison]) -> Iterator[t
         title,
         str(len(found)),
         f"{statistics.mean(errors):.1%}",
-        f"{errors[round(0.9 * (len(errors) - 1))]:.1%}",
+        f"{np.quantile(errors, 0.9):.1%}",
         f"{errors[-1]:.1%}",
         found[-1].name,
         f"{statistics.mean(case.error(quantity) for case in found):+.1%}",

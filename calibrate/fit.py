@@ -19,9 +19,10 @@ from catalog.profile import Factor, Profile, Samples, curve_dtype, own, prior_fa
 from catalog.store import accelerator as catalog_accelerator
 from planner.call import Call, from_json
 from planner.cost import point_key
-from planner.curve import DEFAULT_TUNING, Curve, coordinates, fit_residual
+from planner.curve import DEFAULT_TUNING, RESTS_ON, Curve, below, coordinates, fit_residual, residual_of
+from planner.curve import fit as fit_curve
 from planner.operators import KINDS, Operator, describe
-from planner.roofline import Numbers, Rates, base_seconds, rates
+from planner.roofline import Numbers, Rates, rates
 
 METHOD_VERSION = 1
 """Raised when timing or fitting changes what a profile means."""
@@ -67,19 +68,12 @@ def thinned(samples: Samples, largest: int) -> Samples:
     return samples.take(np.sort(order[np.linspace(0, len(order) - 1, largest).astype(int)]))
 
 
-def residual_of(samples: Samples, at: Rates) -> tuple[Any, Numbers]:
-    """(variant names, log of seconds over the analytic model)."""
-    names = np.asarray(samples.variants)[samples.variant]
-    model = base_seconds(samples.kind, samples.dtype, names, samples.shape, samples.work, at)
-    return names, np.log(samples.seconds / model)
-
-
-def tuned(samples: Samples, at: Rates) -> Samples:
+def tuned(samples: Samples, at: Rates, lower: tuple[Curve, ...] = ()) -> Samples:
     """The samples with the smoothness that makes them most likely: one length a coordinate, signal, noise."""
     if len(samples) < FEWEST_FOR_TUNING:
         return samples
     some = samples.take(np.random.default_rng(SEED).permutation(len(samples))[:TUNING_POINTS])
-    names, residual = residual_of(some, at)
+    names, residual = residual_of(some, at, lower)
     raw = coordinates(some, names, some.shape, some.work)
     count = raw.shape[1] - len(some.variants)
     # Squared distances a coordinate once; the variants share one.
@@ -131,9 +125,9 @@ def _likelihood(place: Numbers, apart: list[Any], residual: Numbers, start: tupl
     return float(value + (pull**2).sum() * 2.0), np.asarray(gradient) + pull
 
 
-def held_out_errors(samples: Samples, at: Rates, folds: int = FOLDS) -> Numbers:
+def held_out_errors(samples: Samples, at: Rates, lower: tuple[Curve, ...] = (), folds: int = FOLDS) -> Numbers:
     """Absolute log errors of each sample, predicted by a curve that has not seen it."""
-    names, residual = residual_of(samples, at)
+    names, residual = residual_of(samples, at, lower)
     order = np.random.default_rng(SEED).permutation(len(samples))
     errors = np.zeros(len(samples))
     for part in range(folds):
@@ -177,12 +171,14 @@ def fit(lines: Iterable[Mapping[str, Any]], name: str = "") -> Profile:
     curves: dict[str, tuple[Samples, ...]] = {}
     residuals: dict[str, float] = {}
     errors: dict[str, list[float]] = defaultdict(list)
-    for (kind, dtype), pairs in sorted(timed.items()):
+    for (kind, dtype), pairs in sorted(timed.items(), key=lambda item: (item[0][1] in RESTS_ON, item[0])):
         merged = _merged(pairs)
-        samples = tuned(thinned(samples_of(device, kind, dtype, "measured", merged, measured=True), LARGEST_CURVE), at)
+        samples = thinned(samples_of(device, kind, dtype, "measured", merged, measured=True), LARGEST_CURVE)
+        lower = tuple(fit_curve(item, at) for item in below(samples, curves))
+        samples = tuned(samples, at, lower)
         curves[samples.key] = (samples,)
         if len(samples) >= 2 * FOLDS:
-            errors[kind].extend(held_out_errors(samples, at).tolist())
+            errors[kind].extend(held_out_errors(samples, at, lower).tolist())
     residuals = {kind: float(f"{median(values):.4g}") for kind, values in errors.items()}
     return Profile(
         name=name or f"{device}-{header.get('torch', '')}".rstrip("-"),
@@ -228,7 +224,8 @@ def report(devices: Sequence[str]) -> Iterator[str]:
             samples = layers[-1]
             if len(samples) < 2 * FOLDS:
                 continue
-            errors = held_out_errors(samples, at)
+            lower = tuple(fit_curve(item, at) for item in below(samples, profile.curves))
+            errors = held_out_errors(samples, at, lower)
             _, residual = residual_of(samples, at)
             model = np.median(np.abs(residual - np.median(residual)))
             yield (

@@ -26,14 +26,16 @@ class OutOfMemory(Exception):
         self.requested_bytes = requested_bytes
 
 
-class _Block:
+class Block:
+    """A piece of a segment, free or taken, between its neighbours there. Sizes and addresses in bytes."""
+
     __slots__ = ("address", "after", "before", "free", "size", "small")
 
     def __init__(self, address: int, size: int, small: bool) -> None:
         self.address, self.size, self.small = address, size, small
         self.free = False
-        self.before: _Block | None = None
-        self.after: _Block | None = None
+        self.before: Block | None = None
+        self.after: Block | None = None
 
 
 class Allocator:
@@ -44,11 +46,11 @@ class Allocator:
         self._limit = limit_bytes
         self._expandable = expandable
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), by pool
-        self._blocks: dict[int, _Block] = {}  # free blocks by address
-        self._tails: dict[bool, _Block | None] = {True: None, False: None}  # expandable: each pool's last block
+        self._blocks: dict[int, Block] = {}  # free blocks by address
+        self._tails: dict[bool, Block | None] = {True: None, False: None}  # expandable: each pool's last block
         self._next_address = 0
 
-    def allocate(self, size_bytes: int) -> _Block | None:
+    def allocate(self, size_bytes: int) -> Block | None:
         """A block for `size_bytes`; None for nothing. Raises OutOfMemory."""
         if size_bytes == 0:
             return None
@@ -63,7 +65,7 @@ class Allocator:
             self.peak_allocated = self.allocated
         return block
 
-    def free(self, block: _Block | None) -> None:
+    def free(self, block: Block | None) -> None:
         if block is None:
             return
         self.allocated -= block.size
@@ -80,7 +82,7 @@ class Allocator:
     def reset_peak(self) -> None:
         self.peak_allocated = self.allocated
 
-    def _best_fit(self, size: int, small: bool) -> _Block | None:
+    def _best_fit(self, size: int, small: bool) -> Block | None:
         pool = self._free[small]
         at = bisect_left(pool, (size, -1))
         if at == len(pool):
@@ -89,7 +91,7 @@ class Allocator:
         self._take(block)
         return block
 
-    def _grow(self, size: int, small: bool) -> _Block:
+    def _grow(self, size: int, small: bool) -> Block:
         if self._expandable:
             return self._stretch(size, small)
         segment = (
@@ -100,11 +102,11 @@ class Allocator:
             else -(-size // LARGE_ROUND) * LARGE_ROUND
         )
         self._reserve(segment)
-        block = _Block(self._next_address, segment, small)
+        block = Block(self._next_address, segment, small)
         self._next_address += segment + LARGE_ROUND  # segments never touch, so never merge
         return block
 
-    def _stretch(self, size: int, small: bool) -> _Block:
+    def _stretch(self, size: int, small: bool) -> Block:
         """Map more pages at the end of the pool's one segment; its last block, when free, is part of the answer."""
         page = SMALL_SEGMENT if small else MIDDLE_SEGMENT
         tail = self._tails[small]
@@ -116,7 +118,7 @@ class Allocator:
             self._take(tail)
             tail.size += grown
             return tail
-        block = _Block(start, grown, small)
+        block = Block(start, grown, small)
         block.before = tail
         if tail is not None:
             tail.after = block
@@ -140,8 +142,8 @@ class Allocator:
             if self._tails[block.small] is block:
                 self._tails[block.small] = None
 
-    def _split(self, block: _Block, size: int) -> None:
-        rest = _Block(block.address + size, block.size - size, block.small)
+    def _split(self, block: Block, size: int) -> None:
+        rest = Block(block.address + size, block.size - size, block.small)
         rest.before, rest.after = block, block.after
         if rest.after is not None:
             rest.after.before = rest
@@ -150,7 +152,7 @@ class Allocator:
         block.after, block.size = rest, size
         self._put(rest)
 
-    def _swallow(self, block: _Block, after: _Block) -> None:
+    def _swallow(self, block: Block, after: Block) -> None:
         block.size += after.size
         block.after = after.after
         if block.after is not None:
@@ -158,12 +160,12 @@ class Allocator:
         elif self._tails[after.small] is after:
             self._tails[after.small] = block
 
-    def _put(self, block: _Block) -> None:
+    def _put(self, block: Block) -> None:
         block.free = True
         self._blocks[block.address] = block
         insort(self._free[block.small], (block.size, block.address))
 
-    def _take(self, block: _Block) -> None:
+    def _take(self, block: Block) -> None:
         block.free = False
         del self._blocks[block.address]
         pool = self._free[block.small]

@@ -26,6 +26,7 @@ def memory_answer(found: Fit, machine: Machine) -> Memory:
         low_bytes=found.low_bytes,
         high_bytes=found.high_bytes,
         peak_phase=timeline.peak_phase,
+        by_phase=timeline.peaks,
         by_category=timeline.by_category,
         known=known,
     )

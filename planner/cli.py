@@ -28,6 +28,7 @@ ELSEWHERE = {
     "calibrate": ("calibrate.cli:calibrate", "Measure this machine into a profile, and check estimates against it."),
     "gpus": ("planner.catalog_commands:gpus", "Show the accelerators of the catalog, or one of them."),
     "models": ("planner.model_commands:models", "Show the models that are known by name."),
+    "report": ("planner.report_command:report", "Write a plan as a page, with the table of a compute proposal."),
     "prices": ("planner.catalog_commands:prices", "Show what accelerators cost by the hour and to buy."),
 }
 
@@ -146,18 +147,29 @@ def estimate(spec: str, as_json: bool, profile: str) -> None:
 @rigplan.command(short_help="Every combination of a spec, ranked; and why the others are out.")
 @_common
 @click.option(
-    "--objective", type=click.Choice(["cost", "time", "pareto"]), help="What comes first, instead of the spec's."
+    "--objective",
+    type=click.Choice(["cost", "time", "pareto", "amount"]),
+    help="What comes first, instead of the spec's; amount: the most training for the budget.",
 )
+@click.option("--within", metavar="TIME", help="The cheapest that finishes within this time, such as 30d.")
+@click.option("--under", metavar="USD", help="The fastest that costs no more than this, such as 5000.")
 @click.option("--all", "every", is_flag=True, help="Show every row of a long table.")
-def plan(spec: str, as_json: bool, profile: str, objective: str | None, every: bool) -> None:
+def plan(
+    spec: str,
+    as_json: bool,
+    profile: str,
+    objective: str | None,
+    within: str | None,
+    under: str | None,
+    every: bool,
+) -> None:
     """Every combination of a spec, ranked; the front of time and cost; and why the others are out."""
+    from planner.question import narrowed
     from planner.report.progress import Progress
     from planner.search import plan as answer
     from planner.spec import Spec
 
-    asked = Spec.load(spec)
-    if objective is not None:
-        asked = asked.model_copy(update={"objective": objective})
+    asked = narrowed(Spec.load(spec), objective, within, under)
     with Progress() as progress:
         found = answer(asked, profile=profile, progress=progress)
         if not found.ranked and not as_json:

@@ -17,7 +17,7 @@ from catalog.accelerator import Accelerator
 from catalog.profile import Factor, Profile, Samples, curve_dtype
 from catalog.store import accelerator as catalog_accelerator
 from planner.call import Call
-from planner.curve import Curve, fit
+from planner.curve import Curve, below, fit
 from planner.operators import FREE, SHAPE_FIELDS, UNKNOWN, Operator, describe
 from planner.roofline import PEAK_NAMES, Numbers, Rates, base_seconds, rates
 
@@ -90,7 +90,8 @@ class Pricing:
         key = f"{kind}/{dtype}"
         if key not in self._curves:
             names = (key, *(f"{kind}/{item}" for item in DTYPE_STAND_INS.get(dtype, ())))
-            layers = next((self.profile.curves[name] for name in names if name in self.profile.curves), ())
+            found = next((self.profile.curves[name] for name in names if name in self.profile.curves), ())
+            layers = tuple(item for samples in found for item in (*below(samples, self.profile.curves), samples))
             self._curves[key] = _fitted(layers, frozenset(self.profile.factors.items()))
         return self._curves[key]
 
@@ -153,7 +154,7 @@ def floor_seconds(operator: Operator, machine: Pricing) -> float:
 def _seconds(kind: str, dtype: str, operators: list[Operator], machine: Pricing) -> Numbers:
     """Model times curve for operators of one kind and dtype, each at least what its halves take."""
     asked = UNKNOWN_KIND if kind == UNKNOWN else kind
-    shape = np.asarray([item.shape or (item.bytes_moved, 0) for item in operators], dtype=np.float64)
+    shape = np.asarray([item.shape or (item.bytes_moved, 0, 0, 0) for item in operators], dtype=np.float64)
     work = np.asarray(
         [(item.executed_flop, item.bytes_read, item.bytes_written) for item in operators], dtype=np.float64
     )

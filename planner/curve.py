@@ -6,7 +6,7 @@ between, and falls back to the mean of the samples far away, so that an unseen s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +15,22 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 from catalog.profile import Samples
-from planner.roofline import Numbers, Rates, base_seconds
+from planner.roofline import Numbers, Rates, base_seconds, narrow
 
 LARGEST_LOG_FACTOR = float(np.log(12.0))
 """An interpolated factor never leaves this range: no shape is more than 12 times off a sound model."""
 DEFAULT_TUNING = {"signal": 0.35, "local": 0.05, "noise": 0.02, "mean": 0.6, "length": 3.0, "variant": 0.4}
+RESTS_ON = {"f16": "bf16", "tf32": "bf16"}
+"""Curves that say only how they differ from another dtype's."""
 LOCAL_DOUBLINGS = 3
 """The second component of the process reaches 2 to this power times less far: library heuristics for single shapes."""
 RANGE_EXTRA = 0.1
 """How far beyond the range of what was seen an interpolated logarithm may go, as a share of it."""
 ITEM_WEIGHT = 2.0
 BLOCK_ROWS = 32
+SHORT_ROW = 1024
+LONGEST_RUN = 14.0
+"""Longer runs than 2 to this power of elements are all alike."""
 SMALL_BYTES = 2.0**14
 """Streams below this size are all alike: the launch is what they take."""
 
@@ -59,14 +64,28 @@ class Curve:
         return result
 
 
+def below(samples: Samples, curves: Mapping[str, tuple[Samples, ...]]) -> tuple[Samples, ...]:
+    """What these samples rest on: of a device that was measured, the other half-precision dtype, which is timed at many
+    more shapes and runs through the same kernels."""
+    key = f"{samples.kind}/{RESTS_ON.get(samples.dtype, '')}"
+    return tuple(
+        item for item in curves.get(key, ()) if samples.measured and item.measured and item.device == samples.device
+    )
+
+
 def fit(samples: Samples, rates: Rates, below: tuple[Curve, ...] = ()) -> Curve:
     """A curve through samples of one device, on top of what the curves below it already say."""
+    return fit_residual(samples, *residual_of(samples, rates, below))
+
+
+def residual_of(samples: Samples, rates: Rates, below: tuple[Curve, ...] = ()) -> tuple[NDArray[np.str_], Numbers]:
+    """(variant names, log of seconds over what the analytic model and the curves below say)."""
     names = np.asarray(samples.variants)[samples.variant]
     model = base_seconds(samples.kind, samples.dtype, names, samples.shape, samples.work, rates)
-    residual = np.log(samples.seconds / model)
+    residual: Numbers = np.log(samples.seconds / model)
     for curve in below:
         residual = residual - curve.log_factor(names, samples.shape, samples.work)
-    return fit_residual(samples, names, residual)
+    return names, residual
 
 
 def fit_residual(samples: Samples, names: NDArray[np.str_], residual: Numbers) -> Curve:
@@ -143,12 +162,24 @@ def _matmul(shape: Numbers, work: Numbers) -> Numbers:
 
 
 def _moved(shape: Numbers, work: Numbers) -> Numbers:
-    """Bytes, written over read, bytes an element, stridedness."""
+    """Bytes, written over read, bytes an element."""
     elements = np.maximum(shape[:, 0], 1.0)
     moved = work[:, 1] + work[:, 2]
-    flags = [shape[:, 1]] if shape.shape[1] > 1 else []
     balance = work[:, 2] / np.maximum(moved, 1.0)
-    return np.stack([_log(np.maximum(moved, SMALL_BYTES)), 2.0 * balance, _log(moved / elements), *flags], 1)
+    return np.stack([_log(np.maximum(moved, SMALL_BYTES)), 2.0 * balance, _log(moved / elements)], 1)
+
+
+def _pointwise(shape: Numbers, work: Numbers) -> Numbers:
+    """Strided, broadcast and converted elements, beside the bytes."""
+    return np.concatenate([_moved(shape, work), 2.0 * shape[:, 1:4]], 1)
+
+
+def _copy(shape: Numbers, work: Numbers) -> Numbers:
+    """How strided, and how much lies together, beside the bytes."""
+    strided = shape[:, 1]
+    run = np.where(strided > 0, np.minimum(_log(shape[:, 2]), LONGEST_RUN), LONGEST_RUN)
+    read, written = work[:, 1] / np.maximum(shape[:, 0], 1.0), work[:, 2] / np.maximum(shape[:, 0], 1.0)
+    return np.concatenate([_moved(shape, work), np.stack([2.0 * strided, run, _log(read), _log(written)], 1)], 1)
 
 
 def _reduction(shape: Numbers, work: Numbers) -> Numbers:
@@ -157,15 +188,46 @@ def _reduction(shape: Numbers, work: Numbers) -> Numbers:
 
 
 def _convolution(shape: Numbers, work: Numbers) -> Numbers:
-    images, c_in, c_out, p_in, p_out, volume, stride, groups, dims, transposed, grad_in, grad_w, last = shape.T
+    images, c_in, c_out, p_in, p_out, volume, stride, groups, dims, transposed, *flags, last, bias, far = shape.T
+    few = narrow(shape)
     return np.stack(
         [
-            _log(images), _log(c_in / groups), _log(c_out / groups), _log(p_out), _log(p_in / np.maximum(p_out, 1)),
-            _log(volume), _log(stride), _log(groups), dims, transposed, grad_in, grad_w, last,
-            np.minimum(c_in % 8, 1), np.minimum(c_out % 8, 1),
+            _log(images), np.where(few, 0.0, _log(c_in / groups)), np.where(few, 0.0, _log(c_out / groups)),
+            _log(p_out), _log(p_in / np.maximum(p_out, 1)), _log(volume), _log(stride), _log(groups),
+            dims, transposed, *flags, last, bias, _log(far), 2.0 * few, 2.0 * (volume == 1),
+            np.minimum(c_in % 8, 1), np.minimum(c_out % 8, 1), 1.0 * (p_in % 8 > 0), 1.0 * (few & (last > 0)),
         ],
         1,
     )  # fmt: skip
+
+
+def _batch_norm(shape: Numbers, work: Numbers) -> Numbers:
+    images, channels, positions, last = shape.T
+    item = np.log2(np.maximum(work[:, 2] / np.maximum(images * channels * positions, 1.0), 1.0))
+    return np.stack([_log(images), _log(channels), _log(positions), 2.0 * last, 2.0 * item], 1)
+
+
+def _softmax(shape: Numbers, work: Numbers) -> Numbers:
+    """Rows of up to 1,024 stay in registers; conversions show in the bytes read and written an element."""
+    rows, length, inner = shape.T
+    read, written = (work[:, column] / np.maximum(rows * length, 1.0) for column in (1, 2))
+    short = 2.0 * ((length <= SHORT_ROW) & (inner == 1))
+    return np.stack(
+        [_log(rows), _log(length), _log(inner), 2.0 * _log(read), 2.0 * _log(written), short, _log(work[:, 2])], 1
+    )
+
+
+def _layer_norm(shape: Numbers, work: Numbers) -> Numbers:
+    items = _items((0, 1))(shape[:, :2], work)
+    return np.concatenate([items, 1.0 * (shape[:, 2:] > 1)], 1)
+
+
+def _pool(shape: Numbers, work: Numbers) -> Numbers:
+    return np.concatenate([_items((1,))(shape[:, :3], work), 2.0 * shape[:, 3:]], 1)
+
+
+def _scatter(shape: Numbers, work: Numbers) -> Numbers:
+    return np.concatenate([_items((2,))(shape[:, :3], work), 2.0 * shape[:, 3:]], 1)
 
 
 def _attention(shape: Numbers, work: Numbers) -> Numbers:
@@ -183,15 +245,17 @@ FEATURES: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
     "matmul": _matmul,
     "convolution": _convolution,
     "attention": _attention,
-    "pointwise": _moved,
-    "copy": _moved,
+    "pointwise": _pointwise,
+    "copy": _copy,
     "fill": _moved,
     "random": _moved,
     "reduction": _reduction,
-    "scatter": _items((2,)),
-    "pool": _items((1,)),
-    "resample": _items((1,)),
-    "batch_norm": _items((0, 1, 2)),
-    **dict.fromkeys(("gather", "layer_norm", "group_norm", "softmax", "sort", "scan"), _items((0, 1))),
+    "scatter": _scatter,
+    "pool": _pool,
+    "resample": _items((0, 2)),
+    "batch_norm": _batch_norm,
+    "softmax": _softmax,
+    "layer_norm": _layer_norm,
+    **dict.fromkeys(("gather", "group_norm", "sort", "scan"), _items((0, 1))),
 }
 """Kinds with coordinates of their own; the others use the logarithms of their shape and bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.allocator import Allocator, OutOfMemory
+from planner.allocator import Allocator, Block, OutOfMemory
 from planner.call import Call
 from planner.workload import ALLOCATE, CALL, CATEGORIES, FREE, GRADIENT, PHASE, PHASES, Workload
 
@@ -51,8 +51,10 @@ def replay(
     accumulation: int = 1,
     expandable: bool = False,
     limit_bytes: int | None = None,
+    evaluation: bool = True,
 ) -> Timeline:
-    """Replay load and `STEPS` optimizer steps. With a limit, the replay stops where torch would run out of memory."""
+    """Replay load, `STEPS` optimizer steps and an evaluation where there is one. With a limit, the replay stops where
+    torch would run out of memory."""
     player = _Player(workload, scratch, Allocator(limit_bytes, expandable=expandable))
     failed = False
     try:
@@ -66,6 +68,8 @@ def replay(
                 player.play("micro_step", again=micro_step > 0)
             player.play("optimizer_first" if step == 0 else "optimizer")
             player.drop_gradients()
+        if evaluation and "evaluation" in workload.segments:
+            player.play("evaluation")
     except OutOfMemory:
         failed = True
     return player.timeline(failed)
@@ -76,13 +80,13 @@ class _Player:
         self.workload, self.allocator = workload, allocator
         self.sizes = workload.block_bytes.tolist()
         self.categories = workload.block_categories.tolist()
-        self.live: dict[int, object] = {}
+        self.live: dict[int, Block | None] = {}
         self.held = [0] * len(CATEGORIES)
         self.most = 0
         self.at_peak = list(self.held)
         self.phase = "load"
         self.peak_phase = "load"
-        self.peaks = dict.fromkeys(PHASES, 0)
+        self.peaks: dict[str, int] = {}
         self.scratch = [scratch.during(call) for call in workload.calls]
         self.names = [call.name for call in workload.calls]
         self.awaited = [block for block in scratch.held if isinstance(block, Workspace)]
@@ -91,7 +95,7 @@ class _Player:
     def play(self, segment: str, *, again: bool = False) -> None:
         """One segment. `again`: gradients are there already, so a new one is added to the old and dies."""
         events = self.workload.segments[segment]
-        extra: dict[int, object] = {}
+        extra: dict[int, Block | None] = {}
         fresh = {block for block in self.gradients if block is not None} if again else set()
         allocate, free = self.allocator.allocate, self.allocator.free
         for code, value in zip(events.codes.tolist(), events.values.tolist(), strict=True):
@@ -104,10 +108,10 @@ class _Player:
                     self._count(value, 1)
             elif code == FREE:
                 if value in extra:
-                    free(extra.pop(value))  # type: ignore[arg-type]
+                    free(extra.pop(value))
                     self._count(value, -1)
                 elif value in self.live:
-                    free(self.live.pop(value))  # type: ignore[arg-type]
+                    free(self.live.pop(value))
                     self._count(value, -1)
             elif code == CALL:
                 if self.awaited:
@@ -117,13 +121,13 @@ class _Player:
             elif code == GRADIENT:
                 block = self.gradients[value]
                 if block in extra:
-                    free(extra.pop(block))  # type: ignore[arg-type]
+                    free(extra.pop(block))
                     self._count(block, -1)
             elif code == PHASE:
                 self._end_phase()
                 self.phase = PHASES[value]
         for block in list(extra):
-            free(extra.pop(block))  # type: ignore[arg-type]
+            free(extra.pop(block))
             self._count(block, -1)
         self._end_phase()
 
@@ -140,7 +144,7 @@ class _Player:
     def drop_gradients(self) -> None:
         for block in self.gradients:
             if block in self.live:
-                self.allocator.free(self.live.pop(block))  # type: ignore[arg-type]
+                self.allocator.free(self.live.pop(block))
                 self._count(block, -1)
         self._end_phase()
 
@@ -169,5 +173,5 @@ class _Player:
             self.peak_phase = self.phase
 
     def _end_phase(self) -> None:
-        self.peaks[self.phase] = max(self.peaks[self.phase], self.allocator.peak_allocated)
+        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.allocator.peak_allocated)
         self.allocator.reset_peak()

@@ -43,6 +43,7 @@ class Recorder(TorchDispatchMode):
         self.kind = "temporary"
         self._events: list[tuple[int, int, int]] = []
         self._views = 0
+        self._sums = True
         self._merged: dict[int, int] = {}  # a block that turned out to be another one, written in place
         # (where its birth is written, block, old block) of a gradient sum
         self._sum: tuple[int, int, int] | None = None
@@ -58,6 +59,7 @@ class Recorder(TorchDispatchMode):
         self._events, self._views, self.kind = [], 0, kind
 
     def phase(self, name: str) -> None:
+        self._sums = name != "evaluation"  # no autograd there, so no sums of gradients
         self._event(PHASE, PHASES.index(name))
 
     def gradient_ready(self, parameter: int) -> None:
@@ -131,7 +133,7 @@ class Recorder(TorchDispatchMode):
             tuple(_spec(item) for item in results),
         )
         self._event(CALL, self.calls.setdefault(call, len(self.calls)))
-        if name == "add.Tensor" and not torch.is_grad_enabled() and self.kind == "activations":
+        if name == "add.Tensor" and self._sums and not torch.is_grad_enabled() and self.kind == "activations":
             self._watch_sum(tensors, results[0])
 
     def _watch_sum(self, tensors: list[Any], result: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from catalog.accelerator import Accelerator
 from catalog.ceilings import Ceiling, ceiling
 from catalog.profile import Factor, prior_factors
+from planner.operators import NARROW_CHANNELS
 
 Numbers = NDArray[np.float64]
 
@@ -25,6 +27,10 @@ ATTENTION_TILE = 128
 """Queries that one block of a fused attention kernel works on."""
 SPLIT_EXTRA = 0.05
 """Adding the parts of a split up costs this share."""
+SORTED_ROWS = 3072
+"""More rows than this are sorted before they are summed: torch's rule for the gradient of an embedding."""
+FEW_CHANNELS = 8
+"""Images of fewer channels are padded to as many."""
 DEFAULT_SM_COUNT = 108
 DEFAULT_L2_BYTES = 40 * 2**20
 
@@ -64,14 +70,24 @@ def base_seconds(
     `shape` has one row an operator (see SHAPE_FIELDS), `work` its executed FLOP, bytes read and bytes written.
     """
     memory = memory_seconds(work[:, 1] + work[:, 2], at)
-    model = COMPUTE.get(kind)
+    model = COMPUTE.get(kind) or LIMITED.get(kind)
     arithmetic = model(dtype, variants, shape, work, at) if model else np.zeros(len(work))
     share = np.full(len(work), at.factor(f"prior_{kind}")) if kind not in COMPUTE else np.ones(len(work))
     if kind in ("copy", "pointwise"):
         share = np.where(shape[:, 1] > 1, at.factor("prior_strided"), share)
+    if kind == "scatter":
+        share = np.where(variants == "embedding_dense_backward", 1.0, share)
     if kind == "layer_norm":
         share = np.where(np.char.find(variants, "backward") >= 0, at.factor("prior_layer_norm_backward"), share)
-    result: Numbers = at.factor("kernel_launch_s") + np.maximum(arithmetic, memory / share)
+    beside = BESIDE[kind](dtype, variants, shape, work, at) if kind in BESIDE else 0.0
+    result: Numbers = at.factor("kernel_launch_s") + np.maximum(arithmetic, memory / share) + beside
+    return result
+
+
+def indexed_seconds(elements: Numbers, bytes_each: NDArray[np.floating[Any]], at: Rates) -> Numbers:
+    """Kernels that work out an index or a conversion for each element run at a rate of elements, not of bytes: as long
+    as a stream of so many bytes each."""
+    result: Numbers = elements * bytes_each / at.ceiling.memory_bytes_per_s
     return result
 
 
@@ -133,17 +149,91 @@ def _grouped(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbe
 
 
 def _convolution(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
-    images, c_in, c_out, p_in, p_out, volume, _, groups, _, transposed, grad_in, grad_w, _ = shape.T
+    images, c_in, c_out, p_in, p_out, volume, stride, groups, _, transposed, grad_in, grad_w, *_ = shape.T
     rate = at.flop_per_s(dtype)
     spread = images * np.where(transposed > 0, p_in, p_out)
-    forward = tiled_seconds(groups, images * p_out, c_out / groups, c_in / groups * volume, rate, at)
-    data = tiled_seconds(groups, images * p_in, c_in / groups, c_out / groups * volume, rate, at)
+    # The side with more positions meets only every stride-th weight.
+    up = volume / np.where(transposed > 0, np.minimum(stride, volume), 1.0)
+    down = volume / np.where(transposed > 0, 1.0, np.minimum(stride, volume))
+    forward = tiled_seconds(groups, images * p_out, c_out / groups, c_in / groups * up, rate, at)
+    data = tiled_seconds(groups, images * p_in, c_in / groups, c_out / groups * down, rate, at)
     weight = tiled_seconds(groups, c_out / groups, c_in / groups * volume, spread, rate, at)
     backward = grad_in + grad_w > 0
     seconds = np.where(backward, grad_in * data + grad_w * weight, forward)
-    narrow = (groups > 1) & (np.maximum(c_in, c_out) / groups < 4)
     on_cores = work[:, 0] / (at.flop_per_s("f32") * at.factor("prior_depthwise"))
-    result: Numbers = np.where(narrow, on_cores, seconds)
+    result: Numbers = np.where(narrow(shape), on_cores, seconds)
+    return result
+
+
+def narrow(shape: Numbers) -> NDArray[np.bool_]:
+    """Convolutions with few channels a group (depthwise ones): kernels without tensor cores."""
+    _, c_in, c_out, _, _, _, _, groups, *_ = shape.T
+    result: NDArray[np.bool_] = (groups > 1) & (np.maximum(c_in, c_out) / groups < NARROW_CHANNELS)
+    return result
+
+
+def direct(shape: Numbers, dtype: str) -> NDArray[np.bool_]:
+    """Convolutions that read the channels-first layout as it is: by 1 with aligned planes, or in plain fp32."""
+    _, _, _, p_in, _, volume, stride, *_ = shape.T
+    item = 4.0 if dtype in ("f32", "tf32") else 2.0
+    aligned = (volume == 1) & (stride == 1) & (p_in * item % 16 == 0)
+    result: NDArray[np.bool_] = aligned | (dtype == "f32") | narrow(shape)
+    return result
+
+
+def _around_convolution(
+    dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates
+) -> Numbers:
+    """Kernels around a convolution: images turned to channels-last and back, a bias added or its gradient summed."""
+    images, c_in, c_out, p_in, p_out, _, _, groups, _, _, grad_in, grad_w, last, bias, _ = shape.T
+    item = 4.0 if dtype in ("f32", "tf32") else 2.0
+    backward = grad_in + grad_w > 0
+    into, out = images * c_in * p_in, images * c_out * p_out
+    turned = 2.0 * item * (out + into * np.where(backward, grad_in + grad_w, 1.0))
+    turned = np.where((last > 0) | direct(shape, dtype), 0.0, turned / at.factor("prior_layout_change"))
+    few = (groups == 1) & (c_in < FEW_CHANNELS)
+    padded = few * into * at.factor("prior_padded_image_bytes")
+    biased = bias * out * np.where(backward, item / at.factor("prior_bias_gradient"), at.factor("prior_indexed_bytes"))
+    result: Numbers = (turned + padded + biased) / at.ceiling.memory_bytes_per_s
+    return result
+
+
+def _streamed(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    """Pointwise kernels and copies: what is strided, broadcast or converted costs by the element."""
+    strided = shape[:, 1] > 0
+    each = at.factor("prior_indexed_bytes") * (strided | (shape[:, 2] > 0))
+    each = each + at.factor("prior_converted_bytes") * (shape[:, 3] > 0)
+    return indexed_seconds(shape[:, 0], each, at)
+
+
+def _copied(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    return indexed_seconds(shape[:, 0], at.factor("prior_indexed_bytes") * (shape[:, 1] > 0), at)
+
+
+def _first_copied(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    """A normalisation of transposed rows copies them first."""
+    return indexed_seconds(shape[:, 0] * shape[:, 1], 2.0 * at.factor("prior_indexed_bytes") * (shape[:, 2] > 0), at)
+
+
+def _resample(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    """A thread a position goes through all planes, one tap after the other; nearest neighbours and the gradient of
+    linear ones take a thread an element."""
+    backward = np.char.find(variants, "backward") >= 0
+    linear = (np.char.find(variants, "linear") >= 0) & ~backward
+    taps = np.select([np.char.find(variants, "bicubic") >= 0, linear], [16.0, 1.0], 0.0)
+    result: Numbers = shape[:, 0] * taps * at.factor("prior_tap_s")
+    return result
+
+
+def _after_scatter(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    """The gradient of an embedding goes through few rows one after the other, and sorts many; sums at an index sort
+    them too."""
+    rows, length, _, summed = shape.T
+    many = rows > SORTED_ROWS
+    sums = np.where(many, at.factor("prior_sorted_rows_s") + rows * length * at.factor("prior_sorted_element_s"), 0.0)
+    sums = np.where(many, sums, rows * at.factor("prior_summed_row_s"))
+    indexed = summed * 0.5 * at.factor("prior_sorted_rows_s")
+    result: Numbers = np.where(variants == "embedding_dense_backward", sums, indexed)
     return result
 
 
@@ -163,9 +253,12 @@ def _attention(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Num
 
 
 def _rnn(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
-    _, steps, _, _, layers, _, _, backward = shape.T
-    chain = steps * layers * at.factor("prior_rnn_step_s") * (1 + backward)
-    result: Numbers = np.maximum(chain, work[:, 0] / (at.flop_per_s(dtype) * at.factor("prior_rnn")))
+    """A chain of steps: each waits for the last and reads the recurrent weights again."""
+    _, steps, _, hidden, layers, directions, gates, backward = shape.T
+    item = 4.0 if dtype in ("f32", "tf32") else 2.0
+    weights = item * gates * hidden**2 * directions / (at.ceiling.memory_bytes_per_s * at.factor("prior_rnn_weights"))
+    chain = steps * layers * (at.factor("prior_rnn_step_s") + weights) * (1 + 0.5 * backward)
+    result: Numbers = chain + work[:, 0] / (at.flop_per_s(dtype) * at.factor("prior_rnn"))
     return result
 
 
@@ -184,4 +277,18 @@ COMPUTE: dict[str, Model] = {
     "rnn": _rnn,
     "ctc": _ctc,
 }
-"""Kinds whose arithmetic or dependence can outlast their memory traffic."""
+"""Kinds whose arithmetic or dependence can outlast their memory traffic, and that reach the memory ceiling else."""
+
+BESIDE: dict[str, Model] = {
+    "convolution": _around_convolution,
+    "layer_norm": _first_copied,
+    "scatter": _after_scatter,
+}
+"""Kernels that come before or after the main one."""
+
+LIMITED: dict[str, Model] = {
+    "pointwise": _streamed,
+    "copy": _copied,
+    "resample": _resample,
+}
+"""Streams that something else than the memory can limit."""

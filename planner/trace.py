@@ -1,7 +1,7 @@
 """Trace: run the real model once on fake tensors and keep what happened as a Workload.
 
-One forward and backward of one micro-batch, then two optimizer steps (in the first, states are born). No memory is used
-and nothing is computed; torch's own autograd decides what is kept and when it dies.
+One forward and backward of one micro-batch, two optimizer steps (in the first, states are born) and an evaluation. No
+memory is used and nothing is computed; torch's own autograd decides what is kept and when it dies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.optimizers import build_optimizer, clip_gradients
 from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
 from planner.spec import DataSpec, ModelSpec
-from planner.workload import FREE, Parameter, Workload
+from planner.workload import FREE, Events, Parameter, Workload
 from planner.wrappers import checkpointing, fsdp, lora, quantized
 from planner.wrappers.sharded_recorder import ShardedRecorder
 
@@ -77,6 +77,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         whole = quantized.whole_shapes(module)
         ready = [_parameter(name, value, whole.get(name), recorder) for name, value in parameters]
         segments |= _optimizer_steps(module, knobs, recorder)
+        module.zero_grad()
+        segments["evaluation"] = _evaluation(module, inputs, knobs.precision, recorder)
         workload = Workload(
             micro_batch=micro_batch,
             calls=tuple(recorder.calls),
@@ -112,6 +114,19 @@ def _micro_step(module: torch.nn.Module, inputs: dict[str, Any], precision: str,
     recorder.phase("backward")
     torch.autograd.backward(loss)
     del loss
+
+
+def _evaluation(module: torch.nn.Module, inputs: dict[str, Any], precision: str, recorder: Recorder) -> Events:
+    """A forward without gradients at the same micro-batch, as a training loop's evaluation does; its results are kept
+    until its end."""
+    recorder.start("activations")
+    recorder.phase("evaluation")
+    low = AUTOCAST.get(precision)
+    module.eval()
+    with torch.no_grad(), torch.autocast("cpu", low) if low else nullcontext():
+        result = module(**inputs)
+    del result
+    return recorder.segment()
 
 
 def _loss_of(result: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ Integers = npt.NDArray[np.int64]
 
 # What an event says; the meaning of its value is in brackets.
 CALL, ALLOCATE, FREE, GRADIENT, PHASE = range(5)  # [call], [block], [block], [parameter is ready], [phase]
-PHASES = ("load", "forward", "backward", "optimizer")
+PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
 CATEGORIES = (
     "weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary",
     "workspace",
@@ -56,7 +56,8 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`segments`: load, micro_step, optimizer_first (states are born), optimizer (every later step).
+    """`segments`: load, micro_step, optimizer_first (states are born), optimizer (every later step) and, where it was
+    traced, evaluation (a forward without gradients, its results kept).
 
     `calls[i]` is the i-th kernel launch kind; block sizes are in bytes, unrounded.
     """

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from planner.call import Call
 from planner.operators import attention, convolution, matmul, movement, normalize
-from planner.operators.operator import FREE, KINDS, SHAPE_FIELDS, UNKNOWN, Describer, Operator, first
+from planner.operators.operator import FREE, KINDS, NARROW_CHANNELS, SHAPE_FIELDS, UNKNOWN, Describer, Operator, first
 
-__all__ = ["FREE", "KINDS", "OPERATORS", "SHAPE_FIELDS", "UNKNOWN", "Describer", "Operator", "base_name", "describe"]
+__all__ = [
+    "FREE", "KINDS", "NARROW_CHANNELS", "OPERATORS", "SHAPE_FIELDS", "UNKNOWN", "Describer", "Operator", "base_name",
+    "describe",
+]  # fmt: skip
 
 OPERATORS: dict[str, Describer] = {
     **movement.OPERATORS,
@@ -41,7 +44,7 @@ def describe(call: Call, *, tf32: bool = False) -> Operator:
         operator = describer(variant, call)
     except (IndexError, TypeError, ValueError, AttributeError, KeyError):
         return _unknown(variant, call)
-    if tf32 and operator.dtype == "f32" and operator.kind in TF32_KINDS:
+    if tf32 and operator.dtype == "f32" and operator.kind in TF32_KINDS and not convolution.is_depthwise(operator):
         return Operator(
             operator.kind, operator.variant, "tf32", operator.shape, operator.flop, operator.bytes_read,
             operator.bytes_written,

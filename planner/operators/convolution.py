@@ -6,13 +6,14 @@ import math
 
 from planner.call import Call, TensorSpec
 from planner.operators.operator import (
+    NARROW_CHANNELS,
+    SHAPE_FIELDS,
     Describer,
     Operator,
     argument,
     by_bytes,
     channels_last,
     each,
-    elements,
     integers,
     positions,
     size,
@@ -23,21 +24,21 @@ from planner.operators.operator import (
 def convolution(variant: str, call: Call) -> Operator:
     """One convolution of any dimension, transposed or not."""
     image, weight = tensors(call.arguments[0])[0], tensors(call.arguments[1])[0]
-    stride, transposed, groups = _settings(call, 3)
-    result = call.results[0]
-    flop = _flop(image if transposed else result, weight)
-    return _describe(variant, call, image, weight, result, (stride, transposed, groups), (0, 0), flop)
+    settings = _settings(call, 3)
+    result, bias = call.results[0], argument(call, 2, "bias")
+    flop = _flop(image if settings[1] else result, weight)
+    return _describe(variant, call, image, weight, result, settings, (0, 0, bias is not None), flop)
 
 
 def convolution_backward(variant: str, call: Call) -> Operator:
     """The data gradient, the weight gradient, or both, as the output mask says."""
     gradient, image, weight = (tensors(call.arguments[place])[0] for place in range(3))
-    stride, transposed, groups = _settings(call, 4)
+    settings = _settings(call, 4)
     mask = argument(call, 10, "output_mask", (True, True, True))
     wanted = tuple(int(bool(item)) for item in mask) if isinstance(mask, tuple) else (1, 1, 1)
     # torch's counter takes the weight gradient of a grouped convolution as dense; Operator.executed_flop does not.
-    flop = (wanted[0] + wanted[1] * groups) * _flop(image if transposed else gradient, weight)
-    return _describe(variant, call, image, weight, gradient, (stride, transposed, groups), wanted[:2], flop)
+    flop = (wanted[0] + wanted[1] * settings[2]) * _flop(image if settings[1] else gradient, weight)
+    return _describe(variant, call, image, weight, gradient, settings, wanted, flop)
 
 
 def cudnn_convolution(variant: str, call: Call) -> Operator:
@@ -47,7 +48,17 @@ def cudnn_convolution(variant: str, call: Call) -> Operator:
     stride = math.prod(integers(argument(call, 3, "stride"), (1,)))
     groups = integers(argument(call, 5, "groups"), (1,))[0]
     flop = _flop(image if transposed else call.results[0], weight)
-    return _describe(variant, call, image, weight, call.results[0], (stride, int(transposed), groups), (0, 0), flop)
+    settings = (stride, int(transposed), groups, math.prod(integers(argument(call, 4, "dilation"), (1,))))
+    return _describe(variant, call, image, weight, call.results[0], settings, (0, 0, 0), flop)
+
+
+def is_depthwise(operator: Operator) -> bool:
+    """Few channels a group: kernels without tensor cores, which TF32 leaves as they are."""
+    if operator.kind != "convolution":
+        return False
+    _, channels_in, channels_out, *_ = operator.shape
+    groups = operator.shape[SHAPE_FIELDS["convolution"].index("groups")]
+    return groups > 1 and max(channels_in, channels_out) < NARROW_CHANNELS * groups
 
 
 def pool(variant: str, call: Call) -> Operator:
@@ -63,14 +74,19 @@ def pool(variant: str, call: Call) -> Operator:
 
 
 def resample(variant: str, call: Call) -> Operator:
-    return by_bytes("resample", variant, call, (call.tensors[0].elements, elements(call.results)))
+    """Interpolation: each thread goes through all planes (images times channels) at one position."""
+    source, result = call.tensors[0], call.results[0]
+    planes = math.prod(source.shape[:2])
+    return by_bytes("resample", variant, call, (planes, positions(source), positions(result)))
 
 
-def _settings(call: Call, place: int) -> tuple[int, int, int]:
-    """(product of the strides, transposed, groups) of a convolution whose strides stand at `place`."""
+def _settings(call: Call, place: int) -> tuple[int, int, int, int]:
+    """(product of the strides, transposed, groups, product of the dilations) of a convolution whose strides stand at
+    `place`."""
     stride = math.prod(integers(argument(call, place, "stride"), (1,)))
+    dilation = math.prod(integers(argument(call, place + 2, "dilation"), (1,)))
     groups = integers(argument(call, place + 5, "groups"), (1,))
-    return stride, int(bool(argument(call, place + 3, "transposed", False))), groups[0]
+    return stride, int(bool(argument(call, place + 3, "transposed", False))), groups[0], dilation
 
 
 def _flop(spread: TensorSpec, weight: TensorSpec) -> float:
@@ -80,12 +96,16 @@ def _flop(spread: TensorSpec, weight: TensorSpec) -> float:
 
 def _describe(
     variant: str, call: Call, image: TensorSpec, weight: TensorSpec, result: TensorSpec,
-    settings: tuple[int, int, int], wanted: tuple[int, ...], flop: float,
+    settings: tuple[int, int, int, int], wanted: tuple[int, ...], flop: float,
 ) -> Operator:  # fmt: skip
-    stride, transposed, groups = settings
+    """`wanted` says which of the gradients of input, weight and bias are asked for; going forward, whether there is a
+    bias: it is added, and its gradient summed up, by a kernel of its own."""
+    stride, transposed, groups, dilation = settings
+    *gradients, bias = map(int, wanted)
     shape = (
         image.shape[0], image.shape[1], result.shape[1], positions(image), positions(result),
-        math.prod(weight.shape[2:]), stride, groups, len(weight.shape) - 2, transposed, *wanted, channels_last(image),
+        math.prod(weight.shape[2:]), stride, groups, len(weight.shape) - 2, transposed, *gradients,
+        channels_last(image), bias, dilation,
     )  # fmt: skip
     return Operator("convolution", variant, image.dtype, shape, flop, size(call.tensors), size(call.results))
 

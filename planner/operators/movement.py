@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
-from planner.call import Call
+from planner.call import Call, TensorSpec
 from planner.operators.operator import (
     FREE,
     Describer,
     Operator,
+    argument,
+    broadcast,
     by_bytes,
     each,
     elements,
     first,
+    integers,
     item_bytes,
+    mixed,
+    run,
     size,
     strided,
     tensors,
 )
 
 INDEX_DTYPES = ("i64", "i32")
+INDEXED = ("index_put", "_index_put_impl", "_unsafe_index_put")
+PADDING = ("constant_pad_nd", "pad")
 
 
 def pointwise(variant: str, call: Call) -> Operator:
     """Each element of the result from the elements at its place."""
     count = max((spec.elements for spec in (*call.results, *call.tensors)), default=0)
     written = None if call.results else size(call.tensors[:1])
-    return by_bytes("pointwise", variant, call, (count, strided((*call.tensors, *call.results))), written_bytes=written)
+    every = (*call.tensors, *call.results)
+    shape = (count, strided(every), broadcast(every), mixed(call.tensors))
+    return by_bytes("pointwise", variant, call, shape, written_bytes=written)
 
 
 def copy(variant: str, call: Call) -> Operator:
     """A copy, a cast, a concatenation: what is copied is read once and written once."""
     results = call.results or call.tensors[:1]
     sources = call.tensors[1:] if variant in ("copy", "_copy_from") else call.tensors
-    shape = (elements(results), strided((*sources, *results)) if len(sources) == 1 else 0)
+    layout = strided((*sources, *results)) if len(sources) == 1 else max(map(_layout, sources), default=0)
+    if variant in PADDING and any(integers(argument(call, 1, "pad"))):
+        layout = max(layout, 1)  # a copy into a part of the result
+    joined = sources if len(sources) > 1 else (*sources, *results)
+    shape = (elements(results), layout, run(joined) if layout else elements(results))
     return by_bytes("copy", variant, call, shape, read_bytes=size(sources), written_bytes=size(results))
 
 
 def part_backward(variant: str, call: Call) -> Operator:
     """The gradient of a view: zeros of the full size, with the part copied in."""
-    return by_bytes("copy", variant, call, (elements(call.results), 1))
+    part = first(call)
+    return by_bytes("copy", variant, call, (elements(call.results), 1, run((part,))))
 
 
 def fill(variant: str, call: Call) -> Operator:
@@ -70,7 +84,8 @@ def scatter(variant: str, call: Call) -> Operator:
     if variant != "embedding_dense_backward":
         values = [spec for spec in call.tensors[1:] if spec.dtype not in INDEX_DTYPES]
         source = max((spec.elements for spec in values), default=rows)
-    shape = (rows, max(1, source // max(rows, 1)), result.elements)
+    summed = int(variant in INDEXED and argument(call, 3, "accumulate") is True)
+    shape = (rows, max(1, source // max(rows, 1)), result.elements, summed)
     return by_bytes("scatter", variant, call, shape, written_bytes=size((result,)))
 
 
@@ -88,6 +103,11 @@ def optimizer(variant: str, call: Call) -> Operator:
 def free(variant: str, call: Call) -> Operator:
     """No kernel: a view, an allocation, a question to the host."""
     return Operator(FREE, variant, first(call).dtype, (), 0.0, 0, 0)
+
+
+def _layout(spec: TensorSpec) -> int:
+    """Of one part of a concatenation: 0 when it is contiguous, else as `strided`."""
+    return 0 if spec.stride is None else max(1, strided((spec,)))
 
 
 def _count(spec: object) -> int:
@@ -135,6 +155,7 @@ OPERATORS: dict[str, Describer] = {
         """
         _to_copy clone copy contiguous cat stack hstack vstack _copy_from lift_fresh_copy roll flip repeat
         repeat_interleave tile constant_pad_nd pad _pad_circular split_with_sizes_copy split_copy
+        fsdp.all_gather_copy_in fsdp.chunk_cat fsdp.split_with_sizes_copy
         unbind_copy slice_copy select_copy view_copy expand_copy permute_copy transpose_copy t_copy
         as_strided_copy slice_scatter select_scatter diagonal_scatter as_strided_scatter diag_embed diag
         rigplan.dequantize_nf4 rigplan.dequantize_scales

@@ -16,6 +16,7 @@ from planner.operators.operator import (
     integers,
     positions,
     size,
+    strided,
 )
 
 
@@ -24,7 +25,9 @@ def layer_norm(variant: str, call: Call) -> Operator:
     source = call.tensors[0]
     sizes = next((integers(value) for value in call.arguments if isinstance(value, tuple) and integers(value)), ())
     length = math.prod(sizes) if sizes else source.shape[-1]
-    return by_bytes("layer_norm", variant, call, (source.elements // max(length, 1), length))
+    # A transposed input is copied first.
+    layout = strided((*(spec for spec in call.tensors[:2] if spec.elements == source.elements), *call.results[:1]))
+    return by_bytes("layer_norm", variant, call, (source.elements // max(length, 1), length, layout))
 
 
 def group_norm(variant: str, call: Call) -> Operator:
@@ -78,7 +81,8 @@ def scan(variant: str, call: Call) -> Operator:
     source = first(call)
     dim = integers(argument(call, 1, "dim"), (-1,))[0]
     length = source.shape[dim] if source.shape else 1
-    return by_bytes("scan", variant, call, (source.elements // max(length, 1), length))
+    inner = math.prod(source.shape[dim % len(source.shape) + 1 :]) if source.shape else 1
+    return by_bytes("scan", variant, call, (source.elements // max(length, 1), length, inner))
 
 
 def sort(variant: str, call: Call) -> Operator:

@@ -13,26 +13,26 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "grouped_matmul": ("groups", "m", "n", "k", "ragged_k"),
     "convolution": (
         "images", "channels_in", "channels_out", "in_positions", "out_positions", "kernel_volume", "stride", "groups",
-        "dimensions", "transposed", "grad_input", "grad_weight", "channels_last",
+        "dimensions", "transposed", "grad_input", "grad_weight", "channels_last", "bias", "dilation",
     ),
     "attention": ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "causal", "backward", "mask", "dropout"),
     "rnn": ("batch", "steps", "input", "hidden", "layers", "directions", "gates", "backward"),
-    "layer_norm": ("rows", "length"),
+    "layer_norm": ("rows", "length", "strided"),
     "group_norm": ("rows", "length"),
     "batch_norm": ("images", "channels", "positions", "channels_last"),
     "softmax": ("rows", "length", "inner"),
     "loss": ("rows", "classes"),
-    "pointwise": ("elements", "strided"),
-    "copy": ("elements", "strided"),
+    "pointwise": ("elements", "strided", "broadcast", "mixed"),
+    "copy": ("elements", "strided", "run"),
     "fill": ("elements",),
     "random": ("elements",),
     "reduction": ("kept", "reduced", "last_reduced"),
-    "scan": ("rows", "length"),
+    "scan": ("rows", "length", "inner"),
     "sort": ("rows", "length"),
     "gather": ("rows", "length"),
-    "scatter": ("rows", "length", "targets"),
+    "scatter": ("rows", "length", "targets", "summed"),
     "pool": ("elements_in", "elements_out", "kernel_volume", "channels_last"),
-    "resample": ("elements_in", "elements_out"),
+    "resample": ("planes", "positions_in", "positions_out"),
     "fft": ("rows", "length"),
     "ctc": ("steps", "batch", "classes", "target_length"),
     "optimizer": ("tensors", "elements"),
@@ -42,6 +42,8 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
 KINDS = frozenset(SHAPE_FIELDS)
 FREE, UNKNOWN = "view", "unknown"
 ALIGNMENT_BYTES = 16
+NARROW_CHANNELS = 4
+"""Convolutions with fewer channels a group than this leave a tensor core's tile empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,22 @@ def strided(specs: tuple[TensorSpec, ...]) -> int:
     return 2 if any(_row_step(spec) not in (0, 1) for spec in whole) else 1
 
 
+def run(specs: tuple[TensorSpec, ...]) -> int:
+    """Elements that follow each other in every one of these tensors: what a copy can move at a time."""
+    return min(map(_run, specs), default=1)
+
+
+def broadcast(specs: tuple[TensorSpec, ...]) -> int:
+    """1 when a tensor is read more often than once an element; scalars are not."""
+    full = max((spec.elements for spec in specs), default=0)
+    return int(any(1 < spec.elements < full for spec in specs))
+
+
+def mixed(specs: tuple[TensorSpec, ...]) -> int:
+    """1 when the elements are of several dtypes: such kernels convert one at a time."""
+    return int(len({spec.dtype for spec in specs if spec.elements > 1 and spec.dtype != "b8"}) > 1)
+
+
 def item_bytes(dtype: str) -> int:
     return ITEM_BYTES.get(dtype, 4)
 
@@ -176,3 +194,14 @@ def _row_step(spec: TensorSpec) -> int:
     if spec.stride is None:
         return 1
     return next((step for count, step in zip(spec.shape[::-1], spec.stride[::-1], strict=True) if count > 1), 1)
+
+
+def _run(spec: TensorSpec) -> int:
+    if spec.stride is None:
+        return spec.elements
+    found = 1
+    for count, step in zip(spec.shape[::-1], spec.stride[::-1], strict=True):
+        if count > 1 and step != found:
+            break
+        found *= count
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from catalog.units import GIB, count, days, gib, seconds, usd
-from planner.answer import Estimate, Run, Step
+from planner.answer import CostLine, Estimate, Run, Step, WithinBudget
+from planner.report import campaign
 from planner.report.layout import few_digits, listed, size, table
 
 KNOWN = {
@@ -21,6 +22,10 @@ def page(found: Estimate) -> str:
         parts += ["", *_step(found, found.step)]
     if found.run is not None:
         parts += ["", *_run(found.run)]
+    if found.campaign is not None:
+        parts += campaign.section([found])
+    if found.within_budget is not None:
+        parts += ["", _within(found.within_budget)]
     parts += listed("Notes", found.notes)
     parts += listed("Assumed", found.assumptions)
     parts += listed("Not modelled", found.unmodelled)
@@ -71,6 +76,9 @@ def _memory(found: Estimate) -> list[str]:
     rows.append(["+ CUDA context", size(max(0, memory.device_bytes - memory.peak_reserved_bytes)), ""])
     title = f"Memory of one GPU at its peak, in {memory.peak_phase} ({memory.known})"
     lines = [title, table(rows, ["", "GiB", "share"], "lrr")]
+    if memory.by_phase:
+        peaks = ", ".join(f"{phase} {size(most)}" for phase, most in memory.by_phase.items())
+        lines.append(f"  Allocated at most: {peaks} GiB")
     if memory.device_bytes < memory.peak_reserved_bytes:
         lines.append("  Near the limit the allocator gives its cache back, so that less than the sum is taken.")
     if memory.host_bytes:
@@ -109,8 +117,30 @@ def _run(run: Run) -> list[str]:
         dated = f", {run.cost_date}" if run.cost_date else ""
         lines.append(f"  {usd(run.cost_usd)} for {few_digits(run.gpu_hours)} GPU-hours ({run.cost_source}{dated})")
     if run.energy_kwh is not None:
-        lines.append(f"  {few_digits(run.energy_kwh)} kWh with the server and the building")
+        emitted = f", {few_digits(run.co2_kg)} kg of CO2" if run.co2_kg is not None else ""
+        lines.append(f"  {few_digits(run.energy_kwh)} kWh with the server and the building{emitted}")
+    if run.units is not None:
+        lines.append(f"  {run.units:,.0f} {run.unit} of the programme")
+    if len(run.cost_lines) > 1:
+        lines += [f"    {part.what}: {usd(part.usd or 0.0)} ({_dated(part)})" for part in run.cost_lines]
+    even = run.break_even
+    if even is not None and even.months is not None:
+        lines.append(
+            f"  buying ({usd(even.buy_usd)}) beats renting ({usd(even.rent_usd_per_month)} a month) "
+            f"after {few_digits(even.months)} months of full use"
+        )
     return lines
+
+
+def _dated(part: CostLine) -> str:
+    return ", ".join(filter(None, (part.source, part.date)))
+
+
+def _within(bought: WithinBudget) -> str:
+    what = f"{count(bought.tokens)} tokens" if bought.tokens is not None else f"{count(bought.samples)} samples"
+    paid = f" and {usd(bought.usd)}" if bought.usd is not None else ""
+    limit = "USD" if bought.bound == "usd" else "time"
+    return f"The budget buys {what} in {days(bought.days)}{paid}; the limit is {limit}"
 
 
 __all__ = ["page", "setting", "verdict"]

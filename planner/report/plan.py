@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from catalog.units import seconds
-from planner.answer import Estimate, Excluded, HardwareUsed, Plan, StrategyUsed
+from planner.answer import Campaign, Estimate, Excluded, HardwareUsed, Plan, Run, StrategyUsed
+from planner.report import campaign
 from planner.report.layout import WIDTH, few_digits, listed, several, size, span, table
 
 SHOWN = 30  # rows of a table before the rest is only counted
@@ -22,7 +23,7 @@ def page(found: Plan, *, every: bool = False) -> str:
         parts += ["", _table(found, rows)]
         left = len(found.ranked) - len(rows)
         more = [f"... and {several(left, 'more plan')} below these; --all shows them"] if left else []
-        parts += [*more, _legend(found)]
+        parts += [*more, _legend(found), *campaign.section(found.ranked)]
     parts += _excluded(found.excluded)
     parts += listed("Notes", found.notes)
     parts += listed("Assumed", found.assumptions)
@@ -46,7 +47,7 @@ def _head(found: Plan) -> str:
     best = found.ranked[0]
     lines = [
         f"{len(found.ranked)} of {several(total, 'combination')} work{'s' if len(found.ranked) == 1 else ''}",
-        f"best: {_told(best)}",
+        f"{found.question or 'best'}: {_told(best)}",
     ]
     if best.verdict != "fits":
         sure = next((item for item in found.ranked if item.verdict == "fits"), None)
@@ -58,11 +59,22 @@ def _head(found: Plan) -> str:
 
 
 def _told(item: Estimate) -> str:
-    if item.run is None:
+    """A plan and what its campaign or run takes."""
+    run = item.campaign or item.run
+    if run is None:
         return name(item)
-    cost = f", {item.run.cost_usd:,.0f} USD" if item.run.cost_usd is not None else ""
-    between = span(item.run.low_days, item.run.high_days)
-    return f"{name(item)}: {few_digits(item.run.days)} days ({between}){cost}"
+    machine = f"{campaign.fleet_name(item)}, {item.hardware.count} a run, of " if item.campaign is not None else ""
+    between = span(run.low_days, run.high_days)
+    return f"{machine}{name(item)}: {few_digits(run.days)} days ({between}){_cost(run, ', ', ' USD')}"
+
+
+def _cost(run: Run | Campaign, before: str = "", after: str = "") -> str:
+    """USD; the programme's units where only they are known; `?` in a table's cell."""
+    if run.cost_usd is not None:
+        return f"{before}{run.cost_usd:,.0f}{after}"
+    if run.units is not None:
+        return f"{before}{run.units:,.0f} {run.unit}"
+    return "" if before else "?"
 
 
 def _best(found: Plan) -> Sequence[Estimate]:
@@ -98,9 +110,9 @@ def _table(found: Plan, rows: Sequence[Estimate]) -> str:
         row += [f"{size(memory.device_bytes)}/{size(memory.usable_bytes)}", item.verdict]
         if timed:
             row += [seconds(item.step.seconds), item.step.known] if item.step else ["", ""]
-        if run and item.run is not None:
-            cost = "?" if item.run.cost_usd is None else f"{item.run.cost_usd:,.0f}"
-            row += [few_digits(item.run.days), span(item.run.low_days, item.run.high_days, "-"), cost]
+        whole = item.campaign or item.run
+        if run and whole is not None:
+            row += [few_digits(whole.days), span(whole.low_days, whole.high_days, "-"), _cost(whole)]
         body.append(row)
     return table(body, headers, align, narrow=True)
 
@@ -129,21 +141,30 @@ def _legend(found: Plan) -> str:
         for item in found.ranked
         if item.run is not None and item.run.cost_usd is not None
     )
+    if any(item.campaign for item in found.ranked):
+        words.append("days, USD: of the whole campaign.")
     return "\n".join([" ".join(words), *listed("Prices", sources)])
 
 
 def _excluded(excluded: Sequence[Excluded]) -> list[str]:
-    """One line a kind of reason: those that differ in numbers alone are told once, with the mildest as example."""
+    """One line a kind of reason."""
+    lines = [
+        f"{several(number, 'combination')} on {machines}; {reason}" for number, machines, reason in grouped(excluded)
+    ]
+    return listed(f"Excluded: {several(len(excluded), 'combination')}", lines) if lines else []
+
+
+def grouped(excluded: Sequence[Excluded]) -> list[tuple[int, str, str]]:
+    """How many, on which machines, why: those that differ in numbers alone are told once, the first as example."""
     groups: dict[str, list[Excluded]] = {}
     for item in excluded:
         groups.setdefault(ANY_NUMBER.sub("#", item.reason.split("(")[0]), []).append(item)
-    lines = []
+    found = []
     for group in groups.values():
-        machines = _machines([item.hardware for item in group])
         several_reasons = len({item.reason for item in group}) > 1
-        for_example = f"; for example, {group[0].reason}" if several_reasons else f"; {group[0].reason}"
-        lines.append(f"{several(len(group), 'combination')} on {machines}{for_example}")
-    return listed(f"Excluded: {several(len(excluded), 'combination')}", lines) if lines else []
+        reason = f"for example, {group[0].reason}" if several_reasons else group[0].reason
+        found.append((len(group), _machines([item.hardware for item in group]), reason))
+    return found
 
 
 def _machines(hardware: Sequence[HardwareUsed]) -> str:
@@ -155,4 +176,4 @@ def _machines(hardware: Sequence[HardwareUsed]) -> str:
     return ", ".join(words[:REASON_EXAMPLES]) + (f" and {more} more" if more > 0 else "")
 
 
-__all__ = ["WIDTH", "name", "page"]
+__all__ = ["WIDTH", "grouped", "name", "page"]

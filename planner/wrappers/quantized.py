@@ -61,7 +61,7 @@ class QuantizedLinear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(self.dtype)
-        result: torch.Tensor = _Product.apply(x.to(self.dtype), self, bias)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Product.apply(x.to(self.dtype), self, bias)
         return result.to(x.dtype)
 
     def working_copy(self) -> torch.Tensor:
@@ -84,7 +84,7 @@ class _Product(torch.autograd.Function):
         return torch.nn.functional.linear(x, layer.working_copy(), bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         bias = grad.sum(tuple(range(grad.dim() - 1))) if ctx.bias_grad else None
         return torch.matmul(grad, ctx.layer.working_copy()), None, bias
 
@@ -139,7 +139,8 @@ def adapted() -> type[torch.nn.Module]:
             for name in self.active_adapters:
                 if name not in self.lora_A:
                     continue
-                first, second = self.lora_A[name], self.lora_B[name]
+                first: Any = self.lora_A[name]
+                second: Any = self.lora_B[name]
                 converts = not torch.is_autocast_enabled("cpu")  # where a trace's autocast is
                 given = x.to(first.weight.dtype) if converts else x
                 output = second(first(self.lora_dropout[name](given))) * self.scaling[name]

@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from calibrate import check
 from calibrate.cli import calibrate
 from catalog.errors import RigplanError
 
@@ -33,94 +32,9 @@ def test_quick_and_minutes_exclude_each_other() -> None:
 
 
 def test_help_names_the_commands_and_their_options() -> None:
-    assert all(name in _run("--help").output for name in ("run", "check", "train"))
+    assert all(name in _run("--help").output for name in ("run", "check", "steps", "train"))
     assert all(name in _run("run", "--help").output for name in ("--minutes", "--quick", "--for", "--resume"))
     assert "CASES_FILE" in _run("train", "--help").output
-
-
-def _answer(seconds: float, host_bound_share: float = 0.0) -> SimpleNamespace:
-    return SimpleNamespace(
-        step=SimpleNamespace(
-            seconds=seconds, low_seconds=0.9 * seconds, high_seconds=1.1 * seconds, known="measured",
-            forward_seconds=seconds / 3, backward_seconds=seconds / 2, optimizer_seconds=seconds / 6,
-            host_bound_share=host_bound_share,
-        ),
-        memory=SimpleNamespace(peak_allocated_bytes=1 << 30),
-        strategy=SimpleNamespace(
-            precision="bf16-mixed", optimizer="adamw", micro_batch=4, checkpointing="none", compile=False
-        ),
-        hardware=SimpleNamespace(gpu="h200-sxm"),
-    )  # fmt: skip
-
-
-def _records() -> list[dict[str, object]]:
-    spec = {"model": {"name": "gpt2"}}
-    return [
-        {"name": "near", "spec": spec, "step_seconds": 0.100, "forward_seconds": 0.04, "peak_allocated_bytes": 1 << 30},
-        {"name": "far", "spec": spec, "step_seconds": 0.050},
-        {"name": "full", "spec": spec, "oom": True},
-    ]
-
-
-def test_check_compares_each_run_and_says_what_it_leaves_out() -> None:
-    cases, left_out = check.compared(_records(), estimate=lambda spec: _answer(0.102))
-    assert [(case.name, round(case.error, 3), case.covered) for case in cases] == [
-        ("near", 0.02, True),
-        ("far", 1.04, False),
-    ]
-    assert left_out == [("full", "out of memory")]
-
-
-def test_the_worst_run_is_named_first() -> None:
-    cases, left_out = check.compared(_records(), estimate=lambda spec: _answer(0.102))
-    lines = "\n".join(check.report(cases, left_out))
-    assert lines.index("far ") < lines.index("near ")
-    assert "+104.0%" in lines
-    assert "left out full: out of memory" in lines
-    assert "h200-sxm" in lines
-    assert "gpt2" in lines
-
-
-def test_host_bound_runs_are_judged_apart() -> None:
-    cases, left_out = check.compared(_records()[:1], estimate=lambda spec: _answer(0.102, host_bound_share=0.8))
-    lines = list(check.report(cases, left_out))
-    assert "host-bound" in lines[0]
-    assert not any("device-bound" in line for line in lines)
-
-
-def test_a_spec_that_cannot_be_estimated_is_left_out_with_its_reason() -> None:
-    def refuses(spec: object) -> object:
-        raise RigplanError("no such model")
-
-    assert check.compared(_records()[:1], estimate=refuses) == ([], [("near", "no such model")])
-
-
-def test_the_profile_is_handed_on() -> None:
-    seen = []
-
-    def remember(spec: object, profile: str) -> SimpleNamespace:
-        seen.append(profile)
-        return _answer(0.1)
-
-    check.compared(_records()[:1], "mine.json", remember)
-    assert seen == ["mine.json"]
-
-
-def test_runs_are_read_from_json_lines_and_csv(tmp_path: Path) -> None:
-    lines = tmp_path / "runs.jsonl"
-    lines.write_text(json.dumps(_records()[0]) + "\n")
-    table = tmp_path / "runs.csv"
-    table.write_text("name,spec,step_seconds\nnear,gpt2.yaml,0.1\n")
-    assert check.read(lines)[0]["name"] == "near"
-    assert check.read(table)[0] == {"name": "near", "spec": str(tmp_path / "gpt2.yaml"), "step_seconds": 0.1}
-
-
-def test_a_table_without_spec_is_refused(tmp_path: Path) -> None:
-    table = tmp_path / "runs.csv"
-    table.write_text("model,ms\ngpt2,3\n")
-    result = _run("check", str(table))
-    assert result.exit_code == 2
-    assert "found columns model, ms; wanted at least spec and step_seconds" in result.output
 
 
 FACTS = {"accelerator": "h200-sxm", "torch": "2.11.0", "warnings": ["busy: test"]}
@@ -130,15 +44,28 @@ class _FakeMachine:
     """A GPU that is not there: facts, host factors and a clock that makes every call take its bytes over 1 TB/s."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        from calibrate import device, host, sweep, timing
+        from calibrate import device, host, steps, sweep, timing
         from calibrate.calls import make, tensor
 
         calls = [make("neg.default", tensor("f32", 64 << power)) for power in range(8)]
         patch.setattr(device, "header", lambda: FACTS)
         patch.setattr(host, "factors", lambda: iter([host.HostFactor("host_view_s", 2e-6, 1e-6, 3e-6)]))
+        self.trained: list[tuple[str, float]] = []
+        patch.setattr(steps, "trained", self._train)
+        patch.setattr(steps, "improve", self._improve)
         patch.setattr(sweep, "all_jobs", lambda: sweep.jobs_of(calls))
         patch.setattr(sweep.run, "__kwdefaults__", {**sweep.run.__kwdefaults__, "device": "cpu"})
         patch.setattr(timing, "measure", lambda work, **limits: timing.Timing(1e-5, 9e-6, 11e-6, 10))
+
+    def _train(self, accelerator: str, minutes: float, say: object) -> list[dict[str, Any]]:
+        self.trained.append((accelerator, minutes))
+        return [{"name": "host-bert", "spec": {"model": {"name": "bert-base"}}, "pipelined_seconds": 0.037}]
+
+    def _improve(self, path: Path, records: list[dict[str, Any]], say: object) -> dict[str, Any]:
+        from catalog.profile import Factor
+
+        self.improved = path, [record["name"] for record in records]
+        return {"host_forward_op_s": Factor(31e-6, "s", "1 training runs limited by the host", 0.1)}
 
 
 def test_a_run_writes_its_measurements_and_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +84,7 @@ def test_a_run_writes_its_measurements_and_a_profile(tmp_path: Path, monkeypatch
 
 
 def test_a_second_run_wants_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _FakeMachine(monkeypatch)
+    machine = _FakeMachine(monkeypatch)
     out = str(tmp_path / "mine.json")
     assert _run("run", "-o", out, "--minutes", "0").exit_code == 2  # nothing timed in no time
     refused = _run("run", "-o", out)
@@ -165,6 +92,87 @@ def test_a_second_run_wants_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "add --resume" in refused.output
     assert "8 calls timed" in _run("run", "-o", out, "--resume").output
     assert "0 calls timed, 8 known before" in _run("run", "-o", out, "--resume").output
+    assert len(machine.trained) == 1  # nor were the training steps made again
+
+
+def test_a_run_trains_for_a_minute_of_ten_and_fits_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = _FakeMachine(monkeypatch)
+    out = tmp_path / "mine.json"
+    result = _run("run", "-o", str(out))
+    assert result.exit_code == 0, result.output
+    assert machine.trained == [("h200-sxm", 1.0)]
+    assert machine.improved == (out, ["host-bert"])
+    assert "host_forward_op_s        3.1e-05 s  (1 training runs limited by the host, spread 10.0%)" in result.output
+    kept = [json.loads(line) for line in (tmp_path / "mine.json.runs.jsonl").read_text().splitlines()]
+    assert [line["training"]["name"] for line in kept if "training" in line] == ["host-bert"]
+
+
+def test_a_quick_run_trains_for_half_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = _FakeMachine(monkeypatch)
+    assert _run("run", "--quick", "-o", str(tmp_path / "mine.json")).exit_code == 0
+    assert machine.trained == [("h200-sxm", 0.5)]
+
+
+def test_training_steps_that_tell_nothing_do_not_cost_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from calibrate import steps
+
+    _FakeMachine(monkeypatch)
+
+    def refuse(*_: object) -> object:
+        raise RigplanError("found 0 timed training runs")
+
+    monkeypatch.setattr(steps, "improve", refuse)
+    out = tmp_path / "mine.json"
+    result = _run("run", "-o", str(out))
+    assert result.exit_code == 0
+    assert "warning: no factors from training steps: found 0 timed training runs" in result.output
+    assert out.exists()
+
+
+def test_steps_of_existing_records_go_into_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = _FakeMachine(monkeypatch)
+    runs, profile = tmp_path / "runs.jsonl", tmp_path / "mine.json"
+    runs.write_text(json.dumps({"name": "mine", "spec": {}}) + "\n")
+    profile.write_text("{}")
+    result = _run("steps", str(runs), "--profile", str(profile))
+    assert result.exit_code == 0, result.output
+    assert machine.improved == (profile, ["mine"])
+    assert f"{profile}: factors written" in result.output
+
+
+def test_check_takes_runs_or_a_log_with_its_spec(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("iter 1: loss 3, time 5.00ms, mfu 1%\n")
+    for arguments in ([], ["--from-log", str(log)], [str(log), "--from-log", str(log), "--spec", str(log)]):
+        result = _run("check", *arguments)
+        assert result.exit_code == 2
+        assert "wanted either RUNS, or --from-log LOG with --spec SPEC" in result.output
+
+
+def test_a_log_that_says_nothing_is_told_before_anything_is_traced(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("hello\n")
+    result = _run("check", "--from-log", str(log), "--spec", str(log))
+    assert result.exit_code == 2
+    assert "found no step time in the log's 1 lines" in result.output
+
+
+def test_a_log_is_compared_with_the_estimate_of_its_spec(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {number} | 100 ms/step\n" for number in range(10)))
+    spec = root / "examples" / "custom_module.yaml"
+    result = _run("check", "--from-log", str(log), "--spec", str(spec), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.strip().splitlines()[-1])
+    assert found["reading"]["seconds"] == pytest.approx(0.1)
+    assert found["ratio"] == pytest.approx(0.1 / found["predicted_seconds"])
 
 
 def test_the_calls_of_a_spec_become_exact_points_of_the_shipped_profile(
@@ -188,3 +196,15 @@ def test_the_calls_of_a_spec_become_exact_points_of_the_shipped_profile(
     assert points["old"] == 1.0
     assert points[str(product)] == 1e-5
     assert profile.load(out).residuals == {"matmul": 0.03}
+
+
+def test_the_walk_through_tells_what_the_shipped_profile_holds(root: Path) -> None:
+    from catalog import profile
+
+    text = (root / "docs" / "calibrating.md").read_text(encoding="utf-8")
+    shipped = profile.own("h200-sxm")
+    assert shipped is not None
+    assert f"{len(shipped.points):,} exact points; torch {shipped.provenance['torch']}" in text
+    assert len(shipped.residuals) > 20
+    for kind, residual in shipped.residuals.items():
+        assert f"| {kind} | {residual:.1%} |" in text

@@ -46,7 +46,7 @@ def test_the_ladder_can_be_asked_for_where_it_fits(spec_file: Write) -> None:
 def test_a_plan_prints_its_table_and_leaves_with_0(spec_file: Write) -> None:
     done = run("plan", spec_file(spec({"checkpointing": ["none", "full"]})), "--objective", "time")
     assert done.exit_code == 0
-    assert done.stdout.startswith("2 of 2 combinations work\nbest: 1 x rtx-3090")
+    assert done.stdout.startswith("2 of 2 combinations work\nthe fastest: 1 x rtx-3090")
 
 
 def test_nothing_within_the_budget_leaves_with_1_and_the_nearest_plan(spec_file: Write) -> None:

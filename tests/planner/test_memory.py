@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from planner.call import Call, TensorSpec
@@ -78,3 +80,25 @@ def test_a_limit_ends_the_replay() -> None:
     peak = replay(_workload(), NONE).peak_reserved_bytes
     assert not replay(_workload(), NONE, limit_bytes=peak).out_of_memory
     assert replay(_workload(), NONE, limit_bytes=peak // 2).out_of_memory
+
+
+def test_an_evaluation_has_its_own_peak_and_is_named_when_it_is_the_largest() -> None:
+    """States stay, gradients are gone; 300 MiB of activations and 600 MiB of logits come on top of 300."""
+    base = _workload()
+    logits = len(base.block_bytes)
+    evaluated = replace(
+        base,
+        segments={
+            **base.segments,
+            "evaluation": _events(
+                (PHASE, PHASES.index("evaluation")), (ALLOCATE, 1), (ALLOCATE, logits), (FREE, 1), (FREE, logits)
+            ),
+        },
+        block_bytes=np.append(base.block_bytes, 600 * MIB),
+        block_categories=np.append(base.block_categories, CATEGORIES.index("logits")),
+    )
+    seen = replay(evaluated, NONE)
+    assert _mebibytes(seen)["evaluation"] == seen.peak_allocated_bytes // MIB == 1200
+    assert seen.peak_phase == "evaluation"
+    assert seen.by_category["logits"] == 600 * MIB
+    assert replay(evaluated, NONE, evaluation=False) == replay(base, NONE)

@@ -202,10 +202,55 @@ def test_a_fused_adamw_step_reads_four_lists_and_writes_three() -> None:
     assert (operator.bytes_read, operator.bytes_written) == (4 * 4096, 3 * 4096)
 
 
-@pytest.mark.parametrize(("stride", "code"), [(None, 0), ((2048, 1), 1), ((1, 512), 2)])
-def test_a_copy_knows_whether_its_rows_lie_together(stride: tuple[int, int] | None, code: int) -> None:
+@pytest.mark.parametrize(
+    ("stride", "code", "run"), [(None, 0, 512 * 1024), ((2048, 1), 1, 1024), ((1, 512), 2, 1)]
+)
+def test_a_copy_knows_whether_its_rows_lie_together(stride: tuple[int, int] | None, code: int, run: int) -> None:
     source, result = TensorSpec("f32", (512, 1024), stride), TensorSpec("f32", (512, 1024))
-    assert describe(Call("clone.default", (source,), (), (result,))).shape == (512 * 1024, code)
+    assert describe(Call("clone.default", (source,), (), (result,))).shape == (512 * 1024, code, run)
+
+
+def test_a_concatenation_of_a_strided_part_is_strided() -> None:
+    whole, part = TensorSpec("bf16", (8, 64, 64)), TensorSpec("bf16", (8, 64, 64), (12288, 192, 1))
+    result = TensorSpec("bf16", (8, 64, 128))
+    dense = describe(Call("cat.default", ((whole, whole), -1), (), (result,)))
+    strided = describe(Call("cat.default", ((whole, part), -1), (), (result,)))
+    assert dense.shape == (8 * 64 * 128, 0, 8 * 64 * 128)
+    assert strided.shape == (8 * 64 * 128, 1, 64)
+
+
+def test_a_pointwise_kernel_says_what_it_broadcasts_and_converts() -> None:
+    def shape(one: TensorSpec, two: TensorSpec | float) -> tuple[int, ...]:
+        return describe(Call("mul.Tensor", (one, two), (), (whole,))).shape
+
+    whole, half, row = TensorSpec("f32", (64, 512)), TensorSpec("bf16", (64, 512)), TensorSpec("f32", (512,))
+    assert shape(whole, whole) == shape(whole, 0.5) == shape(whole, TensorSpec("f32", ())) == (64 * 512, 0, 0, 0)
+    assert shape(whole, row) == (64 * 512, 0, 1, 0)
+    assert shape(whole, half) == (64 * 512, 0, 0, 1)
+
+
+def test_a_transposed_input_of_a_layer_norm_is_told_from_a_dense_one() -> None:
+    dense, turned = TensorSpec("f32", (8, 256, 1024)), TensorSpec("f32", (8, 256, 1024), (262144, 1, 256))
+    for given, code in ((dense, 0), (turned, 2)):
+        call = Call("native_layer_norm.default", (given, (1024,), None, None, 1e-6), (), (dense,))
+        assert describe(call).shape == (2048, 1024, code)
+
+
+@pytest.mark.parametrize("groups", [1, 64])
+def test_tf32_leaves_depthwise_convolutions_in_fp32(groups: int) -> None:
+    image, weight = TensorSpec("f32", (8, 64, 28, 28)), TensorSpec("f32", (64, 64 // groups, 3, 3))
+    call = Call(
+        "convolution.default", (image, weight, None, (1, 1), (1, 1), (1, 1), False, (0, 0), groups), (), (image,)
+    )
+    assert describe(call, tf32=True).dtype == ("tf32" if groups == 1 else "f32")
+
+
+def test_a_convolution_knows_its_bias_and_dilation() -> None:
+    image, weight, bias = TensorSpec("bf16", (8, 64, 1000)), TensorSpec("bf16", (64, 64, 2)), TensorSpec("bf16", (64,))
+    result = TensorSpec("bf16", (8, 64, 992))
+    call = Call("convolution.default", (image, weight, bias, (1,), (0,), (8,), False, (0,), 1), (), (result,))
+    facts = dict(zip(SHAPE_FIELDS["convolution"], describe(call).shape, strict=True))
+    assert (facts["bias"], facts["dilation"], facts["grad_weight"]) == (1, 8, 0)
 
 
 def test_a_broadcast_input_is_read_once() -> None:

@@ -127,6 +127,8 @@ def test_another_total_is_another_question() -> None:
     assert two.days == pytest.approx(2 * one.days)
 
 
-def test_a_campaign_is_said_to_be_one_run() -> None:
+def test_a_campaign_is_as_many_runs_as_it_says() -> None:
     found = planner.estimate(spec(campaign={"runs": 12}))
-    assert any("numbers are those of one run" in note for note in found.notes)
+    assert found.run is not None
+    assert found.campaign is not None
+    assert found.campaign.days == pytest.approx(12 * found.run.days)

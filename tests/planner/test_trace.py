@@ -8,9 +8,10 @@ from functools import cache
 import pytest
 
 from planner.cache import TraceKnobs
+from planner.memory import Scratch, replay
 from planner.spec import Spec
 from planner.trace import trace
-from planner.workload import GRADIENT, Workload
+from planner.workload import ALLOCATE, FREE, GRADIENT, Workload
 
 KNOBS = TraceKnobs("bf16-mixed", "sdpa", "none", "adamw", "foreach", 1.0, (9, 0))
 
@@ -70,3 +71,19 @@ def test_bf16_halves_weights_and_gradients() -> None:
     mixed, pure = _traced(), _traced(replace(KNOBS, precision="bf16"))
     assert 2 * pure.bytes_of("weights") == mixed.bytes_of("weights")
     assert 2 * pure.bytes_of("gradients") == mixed.bytes_of("gradients")
+
+
+def test_an_evaluation_runs_each_layer_once_without_gradients_or_dropout_and_leaves_nothing() -> None:
+    workload = _traced()
+    names = _names(workload, "evaluation")
+    assert names.count("rigplan.attention_forward.default") == 6
+    assert not any("backward" in name or "dropout" in name for name in names)
+    events = workload.segments["evaluation"]
+    assert set(events.values[events.codes == ALLOCATE].tolist()) == set(events.values[events.codes == FREE].tolist())
+
+
+def test_an_evaluation_keeps_the_logits_and_not_the_activations() -> None:
+    peaks = replay(_traced(), Scratch((), lambda _: ())).peaks
+    logits = 2 * 128 * 50_304 * 4  # the bf16 logits that are returned, and less than their fp32 copy in the loss
+    states = 12 * 14_067_712  # fp32 weights and two moments
+    assert states + logits / 2 < peaks["evaluation"] < peaks["forward"]

@@ -1,0 +1,56 @@
+"""`rigplan report SPEC -o FILE`: a plan as a page, as Markdown, JSON or CSV, with the table of a compute proposal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from catalog.errors import RigplanError
+from planner.report.export import FORMATS, written
+from planner.report.progress import Progress
+from planner.report.proposal import programmes
+
+ALL = "all"
+
+
+@click.command("report", short_help="Write a plan as a page, with the table of a compute proposal.")
+@click.argument("spec", metavar="SPEC")
+@click.option("-o", "--output", required=True, metavar="FILE", help="report.html, .md, .json or .csv.")
+@click.option("--programme", default=ALL, metavar="NAME", help="The form of one programme (nairr, eurohpc, nsf) alone.")
+@click.option("--objective", type=click.Choice(["cost", "time", "pareto", "amount"]), help="Instead of the spec's.")
+@click.option("--within", metavar="TIME", help="The cheapest that finishes within this time, such as 30d.")
+@click.option("--under", metavar="USD", help="The fastest that costs no more than this, such as 5000.")
+@click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
+def report(
+    spec: str, output: str, programme: str, objective: str | None, within: str | None, under: str | None, profile: str
+) -> None:
+    """Write every combination of SPEC, ranked, as a page that opens from disk; the form follows the file's ending.
+
+    With the request for a compute programme: the reviewer's table and a paragraph, in the programme's unit.
+    Exit code 1 when nothing works; the page is written all the same.
+    """
+    from planner.question import narrowed
+    from planner.search import plan
+    from planner.spec import Spec
+
+    path = Path(output)
+    if path.suffix not in FORMATS:
+        raise RigplanError(f"-o: found {output!r}, wanted a file that ends in {', '.join(FORMATS)}")
+    wanted = list(programmes()) if programme == ALL else [programme.lower()]
+    asked = narrowed(Spec.load(spec), objective, within, under)
+    with Progress() as progress:
+        found = plan(asked, profile=profile, progress=progress)
+    text = written(path.suffix, asked, found, wanted)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RigplanError(
+            f"-o: {output} cannot be written ({error.strerror}); wanted a file in a folder that is there"
+        ) from None
+    click.echo(f"{output}: {len(found.ranked)} ranked, {len(found.excluded)} excluded")
+    if not found.ranked:
+        raise click.exceptions.Exit(1)
+
+
+__all__ = ["report"]

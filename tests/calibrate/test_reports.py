@@ -1,0 +1,119 @@
+"""Public reports told as specs: what may be asked, what is skipped and why, and how many answers are right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate.reports import Judged, Skipped, judged, page, read, spec_of
+from planner.answer import Estimate
+from planner.spec import Spec
+
+ROWS = {row["id"]: row for row in read(Path(__file__).parents[1] / "measured" / "user_reports.jsonl")}
+# What today's answers reach; these bounds may only go up.
+LEAST_JUDGED, LEAST_SHARE = 10, 0.85
+
+
+def _spec(name: str) -> dict[str, Any]:
+    return spec_of(ROWS[name])[0]
+
+
+def _reason(name: str) -> str:
+    with pytest.raises(Skipped) as found:
+        spec_of(ROWS[name])
+    return str(found.value)
+
+
+def test_every_row_is_graded_a_or_b_with_a_verdict_and_a_source() -> None:
+    assert len(ROWS) == 104
+    assert Counter(row["grade"] for row in ROWS.values()).keys() == {"A", "B"}
+    assert all(row["source"].startswith("https://github.com/") for row in ROWS.values())
+    assert {row["verdict"] for row in ROWS.values()} == {"oom", "fits"}
+
+
+def test_a_full_fine_tune_on_one_gpu_keeps_fp32_masters_under_bf16() -> None:
+    """stanford_alpaca 189: LLaMA-7B, one A100 80 GB, micro-batch 1, 512 tokens; too old for fused attention."""
+    assert _spec("U012") == {
+        "model": {"name": "LLaMA-7B", "attention": "eager"},
+        "data": {"sequence_length": 512},
+        "training": {
+            "precision": "bf16-mixed", "micro_batch": 1, "optimizer": "adamw", "checkpointing": "none",
+            "sharding": "none", "accumulation": 8,
+        },
+        "hardware": {"gpu": "A100-80GB", "count": 1},
+    }  # fmt: skip
+
+
+def test_qlora_asks_for_packed_weights_and_says_what_peft_filled_in() -> None:
+    """FastChat 2556: QLoRA of rank 8 on a V100S, attention without flash; the targets are not told."""
+    spec, defaults = spec_of(ROWS["U060"])
+    assert spec["model"]["lora"] == {"r": 8, "alpha": 16, "target_modules": ["q_proj", "v_proj"], "quantize": "nf4"}
+    assert (spec["model"]["attention"], spec["training"]["precision"]) == ("eager", "fp16-mixed")
+    assert defaults == ("lora_targets",)
+
+
+def test_a_decoder_reads_source_and_target_in_one_sequence_and_t5_in_two() -> None:
+    assert _spec("U276")["data"] == {"sequence_length": 1024 + 256}
+    assert _spec("U093")["data"] == {"sequence_length": 256, "target_length": 256}
+
+
+def test_llama_factory_checkpoints_unless_told_otherwise() -> None:
+    spec, defaults = spec_of(ROWS["U048"])
+    assert spec["training"]["checkpointing"] == "full"
+    assert "act_ckpt" in defaults
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("U004", "offload not modelled"),
+        ("U007", "micro-batch not stated"),
+        ("U010", "about another moment: final checkpoint save"),
+        ("U024", "tensor or pipeline parallel in a framework of its own not modelled"),
+        ("U032", "length not stated"),
+        ("U036", "precision not stated"),
+        ("U053", "unsloth's kernels not modelled"),
+        ("U069", "weights in int8 not modelled"),
+        ("U161", "no preset of SDXL U-Net"),
+        ("U267", "precision not modelled: fp8"),
+    ],
+)
+def test_a_row_that_leaves_something_open_is_skipped_with_its_reason(name: str, reason: str) -> None:
+    assert _reason(name) == reason
+
+
+def test_what_is_not_skipped_is_a_valid_spec() -> None:
+    asked = []
+    for row in ROWS.values():
+        with suppress(Skipped):
+            asked.append(Spec.load(spec_of(row)[0]))
+    assert len(asked) >= LEAST_JUDGED
+
+
+def _answer(verdict: str, row: str) -> Judged:
+    memory = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "usable_bytes"), 1 << 30)
+    found = Estimate.model_construct(
+        verdict=verdict, memory=type("Memory", (), {**memory, "low_bytes": 1 << 30, "high_bytes": 2 << 30})()
+    )
+    return Judged(ROWS[row], found, ())
+
+
+def test_borderline_is_right_but_not_firm() -> None:
+    assert _answer("borderline", "U276").right
+    assert not _answer("borderline", "U276").firm
+    assert _answer("fits", "U276").firm
+    assert not _answer("fits", "U277").right
+    assert "2 of 3 right (67%), 1 of them" in page(
+        [_answer("fits", "U276"), _answer("fits", "U277"), _answer("borderline", "U277")], []
+    )
+
+
+@pytest.mark.slow
+def test_the_share_of_right_verdicts_only_goes_up() -> None:
+    answers, skipped = judged(ROWS.values())
+    assert len(answers) >= LEAST_JUDGED
+    assert sum(item.right for item in answers) / len(answers) >= LEAST_SHARE, page(answers, skipped)
