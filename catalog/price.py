@@ -11,7 +11,7 @@ from functools import cache
 from statistics import median
 from typing import Literal, get_args
 
-from catalog import store
+from catalog import refresh, store
 from catalog.errors import RigplanError
 
 Kind = Literal["on-demand", "marketplace", "spot", "street", "msrp", "quote", "academic", "estimate"]
@@ -92,9 +92,9 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 @cache
 def cloud_offers() -> tuple[Offer, ...]:
-    """Every hourly price of the snapshot, per GPU; a row with an on-demand and a spot price gives two offers."""
+    """Every hourly price of the snapshot and of a refresh, per GPU; a row with on-demand and spot gives two offers."""
     offers: list[Offer] = []
-    for row in _rows("cloud.csv"):
+    for row in refresh.over(_rows("cloud.csv")):
         name, assumption = _device(row["accelerator"])
         auction = "marketplace" in row["notes"] or "[marketplace]" in row["instance_type"]
         listed: Kind = "marketplace" if auction else "on-demand"

@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import click
 from tabulate import tabulate
 
-from catalog import price, store, system, units
+from catalog import price, refresh, store, system, units
 from catalog.accelerator import Accelerator
 from catalog.price import Offer
 
@@ -45,11 +46,16 @@ def gpus(name: str | None, as_json: bool) -> None:
 @click.command("prices", short_help="Show what accelerators cost by the hour and to buy.")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object with NAME, else a list.")
-def prices(name: str | None, as_json: bool) -> None:
+@click.option("--refresh", "ask", is_flag=True, help="First ask the providers for today's prices, through gpuhunt.")
+@click.option("--from-csv", metavar="FILE", help="First read the prices of a CSV in the skypilot catalog's format.")
+def prices(name: str | None, as_json: bool, ask: bool, from_csv: str | None) -> None:
     """Show dated prices: the one a plan would use for every accelerator, or all offers for NAME.
 
     The hourly price of a plan is the median over providers of their on-demand price per GPU-hour.
     """
+    if ask or from_csv is not None:
+        kept = refresh.keep(refresh.from_skypilot(Path(from_csv)) if from_csv is not None else refresh.from_gpuhunt())
+        click.echo(f"{kept} prices kept in {refresh.refreshed_file()}", err=True)
     today = date.today()
     if name is None:
         names = [n for n in store.accelerator_names() if price.default_offer(n) or price.purchase_offer(n)]

@@ -37,6 +37,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
     module, assumptions = built.module, built.assumptions
     if model.lora is not None:
         if model.lora.quantize is not None:
+            if knobs.mesh is not None:
+                raise RigplanError("4-bit weights are not modelled split over GPUs; use sharding: none, zero1 or zero2")
             assumptions += quantized.apply(module, knobs.precision)
         module = lora.apply(module, model.lora)
     checkpointing.apply(module, knobs.checkpointing)
@@ -64,9 +66,9 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         inputs = {name: _on_device(value) for name, value in given.items()}
         for value in _tensors_in(inputs):
             recorder.block_of(value)
+        precision = knobs.precision if devices is None else "fp32"  # FSDP casts by a policy of its own, not by autocast
         try:
-            # FSDP casts by a policy of its own, so there is no autocast
-            _micro_step(module, inputs, knobs.precision if devices is None else "fp32", recorder)
+            _micro_step(module, inputs, precision, recorder)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise RigplanError(_data_dependent(error)) from error
         except RigplanError:
@@ -78,7 +80,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         ready = [_parameter(name, value, whole.get(name), recorder) for name, value in parameters]
         segments |= _optimizer_steps(module, knobs, recorder)
         module.zero_grad()
-        segments["evaluation"] = _evaluation(module, inputs, knobs.precision, recorder)
+        segments["evaluation"] = _evaluation(module, inputs, precision, recorder)
         workload = Workload(
             micro_batch=micro_batch,
             calls=tuple(recorder.calls),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from calibrate.fit import fit
 from calibrate.leave_out import summary, without
@@ -23,7 +24,7 @@ def stream(elements: int) -> Call:
 
 
 def test_its_points_and_the_samples_equal_to_its_calls_are_gone_and_the_others_stay() -> None:
-    lines = [{"header": {"accelerator": "h200-sxm"}}]
+    lines: list[dict[str, Any]] = [{"header": {"accelerator": "h200-sxm"}}]
     lines += [{"call": to_json(stream(2**power)), "seconds": 2.0**power * 1e-9} for power in range(10, 20)]
     profile = fit(lines)
     left = without(profile, OneModel((stream(2**12), stream(2**15))), tf32=False)  # type: ignore[arg-type]

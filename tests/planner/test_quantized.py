@@ -11,6 +11,7 @@ import torch
 
 from catalog.errors import RigplanError
 from planner.cache import TraceKnobs
+from planner.collectives import Mesh
 from planner.memory import Scratch, replay
 from planner.operators import UNKNOWN, describe
 from planner.spec import Spec
@@ -108,3 +109,10 @@ def test_what_was_taken_for_granted_is_told() -> None:
 def test_a_model_without_linear_layers_is_refused() -> None:
     with pytest.raises(RigplanError, match="no linear layer to quantise"):
         quantized.apply(torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3)), "bf16")
+
+
+def test_packed_weights_split_over_gpus_are_refused() -> None:
+    lora = {"r": 8, "alpha": 16, "target_modules": "all-linear", "quantize": "nf4"}
+    spec = Spec.load({"model": {"name": "pythia-14m", "lora": lora}, "hardware": {"gpu": "h200-sxm"}})
+    with pytest.raises(RigplanError, match="4-bit weights are not modelled split over GPUs"):
+        trace(spec.model, spec.data, replace(KNOBS, mesh=Mesh("fsdp", 2)), 1)
