@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from calibrate.legal import NotReplayable
 from planner import fused_ops  # noqa: F401  registers the operators whose schemas name the arguments
 
 aten: Any = torch.ops.aten
@@ -58,6 +59,8 @@ def _attention(given: Arguments, device: torch.device) -> Thunk:
         return lambda: aten._scaled_dot_product_flash_attention(q, k, v, p, causal, False)
     if kernel == "cudnn":
         return lambda: aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, p, causal, False)
+    if p > 0:
+        raise NotReplayable("the memory-efficient kernel called alone with dropout ends in an illegal memory access")
     return lambda: aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, p, causal)
 
 
@@ -68,6 +71,8 @@ def _bias(given: Arguments) -> torch.Tensor | None:
         return None
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    if mask.stride(-1) != 1:
+        mask = mask.contiguous()  # the fused kernels read a row of the bias as one piece
     columns = mask.shape[-1]
     if columns % ALIGNED_MASK_ELEMENTS and columns > 1:
         mask = torch.nn.functional.pad(mask, (0, -columns % ALIGNED_MASK_ELEMENTS))[..., :columns]

@@ -109,6 +109,7 @@ class Run(_Part):
     cost_usd: float | None = None
     cost_source: str | None = None
     cost_date: str | None = None
+    cost_is_old: bool = False  # older than 90 days, or undated where it should have a date
     energy_kwh: float | None = None
     billed_gpu_hours: float | None = None
     cost_lines: list[CostLine] = []

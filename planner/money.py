@@ -60,6 +60,7 @@ def _priced(run: Run, machine: Machine) -> Run:
             "cost_usd": cost.usd,
             "cost_source": source(terms, cost.usd),
             "cost_date": terms.date,
+            "cost_is_old": terms.stale,
             "billed_gpu_hours": cost.gpu_hours,
             "cost_lines": list(cost.lines),
             "units": cost.units,
@@ -129,7 +130,7 @@ def old_prices(found: Iterable[Estimate]) -> list[str]:
     """A note for the prices that are older than 90 days, which a budget should not rest on."""
     old: dict[str, str] = {}
     for item in found:
-        if item.run is not None and any(rate.stale for rate in tariff(machine_of(item.hardware, EnergySpec())).rates):
+        if item.run is not None and item.run.cost_is_old:
             old[item.hardware.gpu] = item.run.cost_date or "undated"
     if not old:
         return []

@@ -121,8 +121,8 @@ def missing_bytes(outcome: Estimate) -> int:
 
 
 def _with_notes(spec: Spec, outcome: Estimate) -> Estimate:
-    notes = [note for note in (over_budget(outcome, spec.budget), *old_prices([outcome])) if note]
-    return outcome.model_copy(update={"notes": [*outcome.notes, *notes]}) if notes else outcome
+    note = over_budget(outcome, spec.budget)
+    return outcome.model_copy(update={"notes": [*outcome.notes, note]}) if note else outcome
 
 
 def _unpriced(best: Sequence[Estimate]) -> list[str]:

@@ -92,8 +92,7 @@ def step_time(
             _skip(queues, parts, before, accumulation - walked)
         before = (queues.host, queues.device, dict(parts))
         queues.run(final if turn == walked - 1 else micro, costs.device, host, parts, link, role)
-    queues.host += bookkeeping
-    queues.run(update, costs.device, host, parts, link, role)
+    queues.run(update, costs.device, host, parts, link, role, first=bookkeeping)
     total = max(queues.device, queues.host, queues.link) + factor("host_synchronize_s")
     counts = _counts(workload, micro) * (accumulation - 1) + _counts(workload, final) + _counts(workload, update)
     floor = float(costs.floor @ counts)
@@ -172,12 +171,13 @@ class _Queues:
         parts: dict[str, float],
         link: Seconds,
         role: npt.NDArray[np.int64],
+        first: float = 0.0,
     ) -> None:
-        """Issue and execute a segment; adds each phase's device-side length to `parts`."""
+        """Issue and execute a segment; adds each phase's length to `parts`. The host is busy for `first` before it."""
         is_call = events.codes == CALL
         phases = _phases(events)
         issue = np.array([host.get(name, 0.0) for name in PHASES])[phases] * is_call
-        issued = self.host + np.cumsum(issue)
+        issued = self.host + first + np.cumsum(issue)
         there = schedule(
             events,
             per_event(events, device),
@@ -188,7 +188,7 @@ class _Queues:
             link=self.link,
         )
         finished = there.finished
-        before = max(self.device, self.host)
+        before = max(self.device, self.host)  # where the segment before ended, for either of them
         for index in range(int(phases[0]) if len(events) else 0, len(PHASES)):
             at = np.flatnonzero(phases == index)
             if len(at) and is_call[at].any():

@@ -49,6 +49,10 @@ class Tariff:
         return self.rates[0].source if self.rates else self.unknown or ""
 
     @property
+    def stale(self) -> bool:
+        return any(rate.stale for rate in self.rates)
+
+    @property
     def date(self) -> str | None:
         return self.rates[0].date if self.rates else None
 

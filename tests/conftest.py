@@ -20,6 +20,7 @@ def pytest_configure() -> None:
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One cache for the whole session, so that traces are shared between tests and never with the user's."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))  # where refreshed prices would be
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from planner.report.layout import few_digits
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 68, 20, 16, 48
-COLOURS = 8  # the stylesheet's classes c0 to c7
+COLOURS = 10  # the stylesheet's classes c0 to c9
+MOST_TICKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +34,21 @@ def lines(points: Sequence[Point], x_title: str, y_title: str) -> str:
     """One line a series on logarithmic axes. Empty without points."""
     names = dict.fromkeys(point.series for point in points)
     joined = [sorted((p for p in points if p.series == name), key=lambda p: p.x) for name in names]
-    return _chart(points, joined, x_title, y_title, "")
+    return _chart(points, joined, x_title, y_title, "", sorted({point.x for point in points}))
 
 
 def _chart(
-    points: Sequence[Point], joined: Sequence[Sequence[Point]], x_title: str, y_title: str, line_class: str
+    points: Sequence[Point],
+    joined: Sequence[Sequence[Point]],
+    x_title: str,
+    y_title: str,
+    line_class: str,
+    given_ticks: Sequence[float] = (),
 ) -> str:
     if not points:
         return ""
     x_at, x_ticks = _axis([p.x for p in points], LEFT, WIDTH - RIGHT)
+    x_ticks = given_ticks if 0 < len(given_ticks) <= MOST_TICKS else x_ticks
     y_at, y_ticks = _axis([p.y for p in points], HEIGHT - BOTTOM, TOP)
     colour = {name: f"c{at % COLOURS}" for at, name in enumerate(dict.fromkeys(p.series for p in points))}
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{y_title} against {x_title}")}">']
@@ -86,7 +93,7 @@ def _axis(values: Sequence[float], first: float, last: float) -> tuple[Callable[
         for base in (1, 2, 5)
         if low <= base * 10.0**power <= high
     ]
-    if len(ticks) > 8:
+    if len(ticks) > MOST_TICKS:
         ticks = [tick for tick in ticks if f"{tick:e}"[0] == "1"]
     return at, ticks if len(ticks) > 1 else sorted({min(values), max(values)})
 

@@ -116,6 +116,8 @@ def _run(run: Run) -> list[str]:
     else:
         dated = f", {run.cost_date}" if run.cost_date else ""
         lines.append(f"  {usd(run.cost_usd)} for {few_digits(run.gpu_hours)} GPU-hours ({run.cost_source}{dated})")
+    if run.cost_is_old:
+        lines.append("  OLD PRICE, more than 90 days; ask again before you budget")
     if run.energy_kwh is not None:
         emitted = f", {few_digits(run.co2_kg)} kg of CO2" if run.co2_kg is not None else ""
         lines.append(f"  {few_digits(run.energy_kwh)} kWh with the server and the building{emitted}")

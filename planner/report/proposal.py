@@ -183,7 +183,7 @@ def _fields(spec: Spec, found: Plan, best: Estimate, run: Run, plan: Campaign | 
         "runs": several(plan.runs if plan else 1, "final run"),
         "activities": _beside(plan),
         "gpu_hours": few_digits(hours),
-        "overhead": f"{(hours - spent) / hours:.0%}" if hours else "none",
+        "overhead": f"{(hours - spent) / hours:.0%}" if hours > spent else "none",
         "total": total,
         "memory": gib(best.memory.device_bytes),
         "usable": gib(best.memory.usable_bytes),

@@ -125,3 +125,13 @@ def test_progress_is_silent_while_it_is_quick_and_plain_off_a_terminal(monkeypat
     monkeypatch.setattr(progress, "began", progress.began - 5)
     progress("tracing more")
     assert stream.getvalue() == "5 s: tracing more\n"
+
+
+def test_the_peak_of_each_phase_is_printed_under_the_table() -> None:
+    found = estimate()
+    gib = 1 << 30
+    peaks = {"load": 2 * gib, "forward": 9 * gib, "backward": 12 * gib, "optimizer": 8 * gib, "evaluation": 7 * gib}
+    memory = found.memory.model_copy(update={"by_phase": peaks})
+    line = "  Allocated at most: load 2.0, forward 9.0, backward 12.0, optimizer 8.0, evaluation 7.0 GiB"
+    assert line in estimate_page.page(found.model_copy(update={"memory": memory})).splitlines()
+    assert "Allocated at most" not in estimate_page.page(found)
