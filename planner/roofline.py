@@ -181,9 +181,7 @@ def direct(shape: Numbers, dtype: str) -> NDArray[np.bool_]:
     return result
 
 
-def _around_convolution(
-    dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates
-) -> Numbers:
+def _around_convolution(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
     """Kernels around a convolution: images turned to channels-last and back, a bias added or its gradient summed."""
     images, c_in, c_out, p_in, p_out, _, _, groups, _, _, grad_in, grad_w, last, bias, _ = shape.T
     item = 4.0 if dtype in ("f32", "tf32") else 2.0

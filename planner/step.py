@@ -102,7 +102,7 @@ def step_time(
         backward_seconds=parts["backward"],
         optimizer_seconds=parts["optimizer"],
         communication_seconds=float(link @ counts),
-        exposed_communication_seconds=queues.exposed,
+        exposed_communication_seconds=min(queues.exposed, float(link @ counts)),
         host_seconds=queues.host,
         device_seconds=float(costs.device @ counts),
         floor_seconds=floor,

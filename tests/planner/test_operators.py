@@ -202,9 +202,7 @@ def test_a_fused_adamw_step_reads_four_lists_and_writes_three() -> None:
     assert (operator.bytes_read, operator.bytes_written) == (4 * 4096, 3 * 4096)
 
 
-@pytest.mark.parametrize(
-    ("stride", "code", "run"), [(None, 0, 512 * 1024), ((2048, 1), 1, 1024), ((1, 512), 2, 1)]
-)
+@pytest.mark.parametrize(("stride", "code", "run"), [(None, 0, 512 * 1024), ((2048, 1), 1, 1024), ((1, 512), 2, 1)])
 def test_a_copy_knows_whether_its_rows_lie_together(stride: tuple[int, int] | None, code: int, run: int) -> None:
     source, result = TensorSpec("f32", (512, 1024), stride), TensorSpec("f32", (512, 1024))
     assert describe(Call("clone.default", (source,), (), (result,))).shape == (512 * 1024, code, run)
