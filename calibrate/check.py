@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from catalog.errors import RigplanError
+from planner.workers import alone
 
 HOST_BOUND = 0.9  # of a measured step spent issuing it, from which on the host was the limit
 PREDICTED_HOST_BOUND = 0.5  # of a predicted step spent waiting for the host; asked where a record does not say
@@ -156,7 +157,7 @@ def _mapped(
     with warnings.catch_warnings():
         # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
         warnings.simplefilter("ignore", DeprecationWarning)
-        pool = multiprocessing.get_context("fork").Pool(workers)
+        pool = multiprocessing.get_context("fork").Pool(workers, initializer=alone)
     with pool:
         yield from pool.imap(compare, records)
 

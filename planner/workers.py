@@ -74,12 +74,17 @@ def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress) -> Itera
     with warnings.catch_warnings():
         # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
         warnings.simplefilter("ignore", DeprecationWarning)
-        pool = multiprocessing.get_context("fork").Pool(workers)
+        pool = multiprocessing.get_context("fork").Pool(workers, initializer=alone)
     with pool:
         for answered in pool.imap_unordered(_job, jobs):
             done += len(answered)
             progress(f"{done} of {total} combinations worked out")
             yield from answered
+
+
+def alone() -> None:
+    """One thread a worker: after a fork, OpenMP waits for ever for threads that only the parent has."""
+    import_module("torch").set_num_threads(1)
 
 
 def _job(job: Job) -> list[Answered]:
@@ -104,4 +109,4 @@ def _library_warnings_off() -> Iterator[None]:
         yield
 
 
-__all__ = ["Failure", "work_out"]
+__all__ = ["Failure", "alone", "work_out"]
