@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from catalog import presets
+from planner import libraries
 from planner.call import from_json, to_json
 from planner.collectives import Mesh
 from planner.passes import zero
@@ -140,6 +141,7 @@ class Workloads:
         return replace(knobs, mesh=replace(knobs.mesh, sharding=zero.sharding_of(count)))
 
     def _trace(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
+        libraries.load(models=self.model.module is None)
         from planner.trace import trace  # torch is needed only now
 
         return trace(self.model, self.data, knobs, micro_batch)

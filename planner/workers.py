@@ -9,10 +9,10 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 
 from catalog.errors import RigplanError
+from planner import libraries
 from planner import machine as machines
 from planner.answer import Estimate
 from planner.cache import TraceKnobs
@@ -27,10 +27,6 @@ Job = tuple[Spec, tuple[Combination, ...], str, How]
 MOST_WORKERS = 4
 # Fewer combinations than these are done before a second process has started.
 WORTH_A_PROCESS = 4
-# Whose warnings are about their own next version, and nothing that a user of rigplan could act on.
-LIBRARIES = r"(torch|transformers|peft|accelerate)(\.|$)"
-# What every trace imports, and every trace of a transformers model.
-HEAVY = ("planner.trace", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
 
 class Failure(str):
@@ -68,9 +64,7 @@ def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Com
 def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress) -> Iterator[Answered]:
     total, done = sum(len(job[1]) for job in jobs), 0
     progress(f"loading torch and transformers; then {len(jobs)} variants of the model are traced, {workers} at a time")
-    with _library_warnings_off():
-        for name in HEAVY if jobs[0][0].model.module is None else HEAVY[:1]:
-            import_module(name)
+    libraries.load(models=jobs[0][0].model.module is None)
     with warnings.catch_warnings():
         # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -96,17 +90,10 @@ def _job(job: Job) -> list[Answered]:
 
 def _outcome(worker: Outcomes, item: Combination, how: How) -> Estimate | str:
     try:
-        with _library_warnings_off():
+        with libraries.warnings_off():
             return worker.of(*item, how)
     except RigplanError as error:
         return Failure(error)
-
-
-@contextmanager
-def _library_warnings_off() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=LIBRARIES)
-        yield
 
 
 __all__ = ["Failure", "alone", "work_out"]
