@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import multiprocessing
 import statistics
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from catalog.errors import RigplanError
-from planner.workers import alone
+from planner.workers import forked
 
 HOST_BOUND = 0.9  # of a measured step spent issuing it, from which on the host was the limit
 PREDICTED_HOST_BOUND = 0.5  # of a predicted step spent waiting for the host; asked where a record does not say
@@ -152,13 +150,7 @@ def _mapped(
     if workers < 2:
         yield from map(compare, records)
         return
-    for name in ("torch", "transformers", "planner.search", "planner.trace"):
-        importlib.import_module(name)  # once, before the fork
-    with warnings.catch_warnings():
-        # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pool = multiprocessing.get_context("fork").Pool(workers, initializer=alone)
-    with pool:
+    with forked(workers, models=True) as pool:
         yield from pool.imap(compare, records)
 
 

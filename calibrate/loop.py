@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from calibrate import optimizers
 from catalog.errors import RigplanError
 from planner import models
+from planner.optimizers import AnyOptimizer, build_optimizer
 from planner.spec import Spec
 from planner.strategy import Strategy, batch_plan, choices
 from planner.wrappers import checkpointing, lora
@@ -36,7 +36,7 @@ class Training:
 
     module: torch.nn.Module
     inputs: dict[str, torch.Tensor]
-    optimizer: optimizers.AnyOptimizer
+    optimizer: AnyOptimizer
     strategy: Strategy
     device: str
     micro_batch: int
@@ -119,7 +119,7 @@ def prepare(spec: Spec, device: str) -> Training:
         module = lora.apply(module, spec.model.lora)
     checkpointing.apply(module, strategy.checkpointing)
     inputs = {name: value.to(low) if value.is_floating_point() else value for name, value in drawn.items()}
-    optimizer = optimizers.build(strategy.optimizer, strategy.optimizer_implementation, module)
+    optimizer = build_optimizer(strategy.optimizer, strategy.optimizer_implementation, module, real=True)
     return Training(
         module=torch.compile(module) if strategy.compile else module,  # type: ignore[arg-type]
         inputs=inputs,

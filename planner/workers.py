@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from multiprocessing.pool import Pool
 
 from catalog.errors import RigplanError
 from planner import libraries
@@ -64,19 +65,23 @@ def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Com
 def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress) -> Iterator[Answered]:
     total, done = sum(len(job[1]) for job in jobs), 0
     progress(f"loading torch and transformers; then {len(jobs)} variants of the model are traced, {workers} at a time")
-    libraries.load(models=jobs[0][0].model.module is None)
-    with warnings.catch_warnings():
-        # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pool = multiprocessing.get_context("fork").Pool(workers, initializer=alone)
-    with pool:
+    with forked(workers, models=jobs[0][0].model.module is None) as pool:
         for answered in pool.imap_unordered(_job, jobs):
             done += len(answered)
             progress(f"{done} of {total} combinations worked out")
             yield from answered
 
 
-def alone() -> None:
+def forked(workers: int, *, models: bool) -> Pool:
+    """A pool of forked processes that have what a trace needs (see libraries.load)."""
+    libraries.load(models=models)
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return multiprocessing.get_context("fork").Pool(workers, initializer=_alone)
+
+
+def _alone() -> None:
     """One thread a worker: after a fork, OpenMP waits for ever for threads that only the parent has."""
     import_module("torch").set_num_threads(1)
 
@@ -96,4 +101,4 @@ def _outcome(worker: Outcomes, item: Combination, how: How) -> Estimate | str:
         return Failure(error)
 
 
-__all__ = ["Failure", "alone", "work_out"]
+__all__ = ["Failure", "forked", "work_out"]

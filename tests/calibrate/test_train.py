@@ -14,9 +14,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from calibrate import cases, history, loop, optimizers, train
+from calibrate import cases, history, loop, train
 from catalog import presets
 from catalog.errors import RigplanError
+from planner import optimizers
 from planner.spec import Spec
 
 LLAMA = {
@@ -136,7 +137,7 @@ def test_every_optimizer_moves_every_parameter(name: str, implementation: str) -
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Embedding(8, 16), torch.nn.Linear(16, 16), torch.nn.LayerNorm(16))
     before = [parameter.detach().clone() for parameter in module.parameters()]
-    optimizer = optimizers.build(name, implementation, module)
+    optimizer = optimizers.build_optimizer(name, implementation, module, real=True)
     (1e3 * module(torch.arange(8)) * torch.randn(8, 16)).sum().backward()  # large: a step of 1e-5 must show in fp32
     optimizer.step()
     moved = [not torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True)]
@@ -153,7 +154,7 @@ def test_muon_steps_hidden_matrices_and_adamw_the_rest() -> None:
 
 def test_an_optimizer_of_a_missing_package_is_unsupported_in_one_line() -> None:
     with pytest.raises(RigplanError, match="unsupported: Lion needs the package lion_pytorch"):
-        optimizers.build("lion", "foreach", torch.nn.Linear(2, 2))
+        optimizers.build_optimizer("lion", "foreach", torch.nn.Linear(2, 2), real=True)
 
 
 def test_a_module_without_a_loss_is_told() -> None:
