@@ -10,6 +10,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,8 @@ def _phases(training: Training) -> Record:
             live[phase] = torch.cuda.memory_allocated()
 
     _peak(training.device, reset=True)
-    with _attention_kernels() as kernels:
+    # Counting replaces a function of torch's, for which a compiled module would be compiled anew.
+    with nullcontext({}) if training.strategy.compile else _attention_kernels() as kernels:
         training.step(mark)
     _wait(training.device)
     record: Record = {f"{phase}_peak_bytes": max(found) if found else None for phase, found in peaks.items()}
