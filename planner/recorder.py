@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.call import Call, TensorSpec
+from planner.fake_results import FakeResults
 from planner.workload import ALLOCATE, CALL, CATEGORIES, FREE, GRADIENT, PHASE, PHASES, Events
 
 DTYPES = {
@@ -43,6 +44,7 @@ class Recorder(TorchDispatchMode):
         self.kind = "temporary"
         self._events: list[tuple[int, int, int]] = []
         self._views = 0
+        self._results = FakeResults()
         self._sums = True
         self._merged: dict[int, int] = {}  # a block that turned out to be another one, written in place
         # (where its birth is written, block, old block) of a gradient sum
@@ -95,7 +97,7 @@ class Recorder(TorchDispatchMode):
                 args = _without_masks(args)
             if func is _SCALAR and self.kind == "optimizer":
                 return 1.0  # a norm or a step count that an optimizer reads: memory and kernels do not depend on it
-            result = STAND_INS.get(func, func)(*args, **kwargs)
+            result = self._results.run(func, STAND_INS.get(func, func), args, kwargs, tensors)
             if real and not tensors and isinstance(result, torch.Tensor):
                 result = _made_real(func, result, args, kwargs)
         self._record(func, args, kwargs, tensors, result)
