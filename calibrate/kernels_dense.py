@@ -131,8 +131,32 @@ TRANSPOSED: tuple[Layer, ...] = (
 )  # fmt: skip
 
 
+def _odd_layers() -> list[tuple[int, Layer]]:
+    """Layers at widths and sizes between those of the well-known nets, each with a batch: log-uniform, plain,
+    strided, depthwise and grouped, of images and of sound."""
+    chance = random.Random(1)
+
+    def between(low: int, high: int, unit: int) -> int:
+        return max(unit, round(math.exp(chance.uniform(math.log(low), math.log(high))) / unit) * unit)
+
+    found: list[tuple[int, Layer]] = []
+    for kernel, stride, kind in itertools.product((1, 3, 5, 7), (1, 2), ("plain", "plain", "depthwise", "grouped")):
+        for _ in range(4):
+            channels, side = between(24, 1024, 8), between(7, 160, 1)
+            groups = {"plain": 1, "depthwise": channels, "grouped": 8}[kind]
+            out = channels if kind == "depthwise" else between(24, 1024, 8)
+            found.append((between(4, 192, 4), (channels, (side, side), out, kernel, stride, kernel // 2, groups)))
+    for kernel, stride in ((1, 1), (2, 1), (3, 1), (3, 2), (9, 1), (10, 5)):
+        for _ in range(3):
+            channels, length = between(32, 1024, 16), between(500, 32000, 1)
+            found.append((between(2, 32, 2), (channels, (length,), between(32, 1024, 16), kernel, stride, 0, 1)))
+    return found
+
+
 def convolution() -> Iterator[Call]:
     """Forward and backward of layers of vision, sound and video nets, by batch."""
+    for number, (batch, layer) in enumerate(_odd_layers()):
+        yield from convolution_pair(("bf16", "f32", "bf16", "f16")[number % 4], batch, layer)
     for dtype, keep in (("bf16", 1), ("f32", 1), ("f16", 5)):
         cases = itertools.product((1, 8, 32, 128), (*LAYERS, *TRANSPOSED))
         for number, (batch, layer) in enumerate(cases):
@@ -229,7 +253,11 @@ def rnn() -> Iterator[Call]:
         ("lstm", 20, 70, 1150, 1150, 1, 0.0, False), ("lstm", 512, 50, 128, 256, 1, 0.0, False),
         ("gru", 64, 128, 512, 512, 2, 0.0, False), ("gru", 32, 800, 1312, 800, 5, 0.0, True),
         ("gru", 128, 50, 256, 1024, 1, 0.0, False), ("rnn_tanh", 64, 128, 512, 512, 1, 0.0, False),
-        ("rnn_relu", 64, 128, 256, 256, 2, 0.0, False),
+        ("rnn_relu", 64, 128, 256, 256, 2, 0.0, False), ("lstm", 8, 256, 512, 512, 1, 0.0, False),
+        ("lstm", 64, 256, 512, 1024, 1, 0.0, False), ("lstm", 32, 256, 768, 768, 3, 0.1, False),
+        ("lstm", 128, 128, 1024, 2048, 2, 0.0, False), ("lstm", 256, 100, 300, 512, 2, 0.0, True),
+        ("lstm", 16, 128, 2048, 2048, 1, 0.0, False), ("gru", 16, 400, 256, 512, 3, 0.0, True),
+        ("gru", 64, 256, 1024, 1024, 1, 0.0, False), ("gru", 256, 64, 512, 2048, 1, 0.0, False),
     )  # fmt: skip
     for dtype, case in itertools.product(("f32", "bf16", "f16"), cases):
         yield from rnn_pair(dtype, *case)

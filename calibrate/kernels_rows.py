@@ -99,7 +99,9 @@ def loss() -> Iterator[Call]:
             continue
         yield make("nll_loss_forward.default", scores, target, None, 1, -100)
         yield make("nll_loss_backward.default", total, scores, target, None, 1, -100, total)
-    for batch, classes, side in ((2, 150, 128), (8, 21, 256), (8, 150, 128), (32, 2, 256)):
+    for batch, classes, side in (
+        (1, 19, 512), (2, 150, 128), (4, 150, 512), (8, 21, 256), (8, 150, 128), (16, 150, 128), (32, 2, 256),
+    ):  # fmt: skip
         scores, target, total = (
             tensor("f32", batch, classes, side, side),
             tensor("i64", batch, side, side),
@@ -134,23 +136,29 @@ def reduction() -> Iterator[Call]:
 
 
 def scan() -> Iterator[Call]:
-    for dtype, (rows, length) in itertools.product(
-        ("i64", "f32", "bf16"), ((8, 128), (64, 512), (16, 8192), (4096, 1024), (65536, 64))
-    ):
+    rows_by_length = ((1, 65536), (8, 128), (64, 512), (32, 2048), (16, 8192), (1024, 256), (4096, 1024), (65536, 64))
+    for dtype, (rows, length) in itertools.product(("i64", "f32", "bf16"), rows_by_length):
         yield make("cumsum.default", tensor(dtype, rows, length), 1)
-    for rows, length in ((64, 512), (4096, 64)):
-        yield make("cumprod.default", tensor("f32", rows, length), 1)
-        yield make("cumsum.default", tensor("f32", rows, length, 64), 1)
+    for rows, length, inner in ((8, 197, 1), (64, 512, 1), (4096, 64, 1), (8, 256, 24), (64, 512, 64), (4, 2048, 768)):
+        for dtype in ("i64", "f32"):
+            shape = (rows, length, inner) if inner > 1 else (rows, length)
+            yield make("cumsum.default", tensor(dtype, *shape), 1)
+            if dtype == "f32":
+                yield make("cumprod.default", tensor(dtype, *shape), 1)
 
 
 def sort() -> Iterator[Call]:
-    for dtype, (rows, length) in itertools.product(
-        ("f32", "bf16", "i64"), ((1, 32768), (64, 512), (16, 16384), (8192, 64), (1, 1 << 22))
-    ):
+    sorted_rows = (
+        (1, 2048), (1, 32768), (1, 1 << 18), (1, 1 << 22), (8, 1024), (64, 512), (16, 16384), (512, 2048), (8192, 64),
+        (65536, 32),
+    )  # fmt: skip
+    for dtype, (rows, length) in itertools.product(("f32", "bf16", "i64"), sorted_rows):
         yield make("sort.default", tensor(dtype, rows, length))
-    for dtype, (rows, length, kept) in itertools.product(
-        ("f32", "bf16"), ((2048, 8, 2), (16384, 64, 8), (16384, 128, 8), (64, 50257, 50))
-    ):
+    chosen = (
+        (512, 16, 2), (2048, 8, 2), (2048, 64, 4), (8192, 32, 4), (16384, 64, 8), (16384, 128, 8), (32768, 8, 2),
+        (64, 50257, 50), (8, 128256, 50),
+    )  # fmt: skip
+    for dtype, (rows, length, kept) in itertools.product(("f32", "bf16"), chosen):
         yield make("topk.default", tensor(dtype, rows, length), kept)
 
 
@@ -198,13 +206,20 @@ def pool() -> Iterator[Call]:
 
 
 def resample() -> Iterator[Call]:
-    cases = ((256, 32, 128), (768, 64, 128), (1280, 16, 32), (640, 32, 64), (150, 128, 512), (21, 64, 512))
-    for dtype, batch, (channels, side, wide) in itertools.product(("f32", "bf16"), (1, 8), cases):
+    cases = (
+        (256, 16, 32), (256, 32, 128), (768, 64, 128), (1280, 16, 32), (640, 32, 64), (512, 28, 56), (128, 56, 112),
+        (150, 128, 512), (21, 64, 512), (3, 256, 224), (64, 128, 256),
+    )  # fmt: skip
+    for dtype, batch, (channels, side, wide) in itertools.product(("f32", "bf16"), (1, 8, 32), cases):
         x, out = tensor(dtype, batch, channels, side, side), tensor(dtype, batch, channels, wide, wide)
+        if out.elements * ITEM_BYTES[dtype] > MOST_BYTES // 4:
+            continue
         size, shape = (wide, wide), (batch, channels, side, side)
         yield make("upsample_nearest2d.default", x, size, None, None)
         yield make("upsample_nearest2d_backward.default", out, size, shape, None, None)
         yield make("upsample_bilinear2d.default", x, size, False, None, None)
         yield make("upsample_bilinear2d_backward.default", out, size, shape, False, None, None)
-    for side in (14, 24):
-        yield make("upsample_bicubic2d.default", tensor("f32", 1, 768, 14, 14), (side, side), False, None, None)
+    for channels, side, wide in ((768, 14, 14), (768, 14, 24), (384, 16, 37), (1024, 37, 16)):
+        x, out = tensor("f32", 1, channels, side, side), tensor("f32", 1, channels, wide, wide)
+        yield make("upsample_bicubic2d.default", x, (wide, wide), False, None, None)
+        yield make("upsample_bicubic2d_backward.default", out, (wide, wide), tuple(x.shape), False, None, None)
