@@ -10,57 +10,53 @@ from planner.dialects.optimizers import DEEPSPEED_WRITTEN
 from planner.dialects.option import FSDP, Option, Written, outside
 from planner.passes.zero import BUCKET_ELEMENTS, LIVE_ELEMENTS
 
+LEARNING_RATE = 1e-3  # torch.optim.AdamW's default, which DeepSpeed takes as well
+
 
 def write(option: Option) -> Written:
     """The JSON. Raises RigplanError for an option that shards by FSDP, which DeepSpeed does not."""
-    found, notices = config(option)
-    return Written(json.dumps(found, indent=2) + "\n", [*option.head("DeepSpeed JSON"), *outside(option), *notices])
-
-
-def config(option: Option) -> tuple[dict[str, Any], list[str]]:
-    """The mapping, and in words what it cannot say."""
     strategy = option.strategy
-    notices: list[str] = []
-    if strategy.sharding in FSDP:
-        raise RigplanError(
-            f"the option shards by {strategy.sharding}, which DeepSpeed does not do; export it --to accelerate, or "
-            "write sharding: zero3"
-        )
-    found: dict[str, Any] = {
-        "train_batch_size": option.global_batch,
-        "train_micro_batch_size_per_gpu": option.micro_batch,
-        "gradient_accumulation_steps": option.accumulation,
-        "gradient_clipping": strategy.max_grad_norm or 0.0,
-        "bf16": {"enabled": strategy.precision in ("bf16-mixed", "bf16")},
-        "fp16": {"enabled": strategy.precision == "fp16-mixed"},
-        "zero_optimization": _zero(option),
-    }
+    found, notices = engine(option), outside(option)
     if strategy.optimizer in DEEPSPEED_WRITTEN:
         found["optimizer"] = {"type": DEEPSPEED_WRITTEN[strategy.optimizer], "params": {"lr": LEARNING_RATE}}
         notices.append(f"the learning rate {LEARNING_RATE:g} is torch's default for AdamW, and no part of the plan")
     else:
-        found["zero_allow_untested_optimizer"] = True
         notices.append(
             f"optimizer {strategy.optimizer}: DeepSpeed has none of its own; pass one to deepspeed.initialize"
         )
     if strategy.precision == "tf32":
         notices.append("precision tf32: set torch.backends.cuda.matmul.allow_tf32 = True in the script")
     if strategy.precision == "bf16" and option.zero_stage is not None:
-        notices.append(
-            "precision bf16: DeepSpeed keeps fp32 copies of the weights beside it, which the plan does not count"
-        )
+        notices.append("precision bf16: DeepSpeed keeps fp32 copies of the weights too, which the plan does not count")
     if strategy.checkpointing != "none":
         notices.append(
-            f"checkpointing {strategy.checkpointing}: switch it on in the model (gradient_checkpointing_enable)"
+            f"checkpointing {strategy.checkpointing}: switch it on with model.gradient_checkpointing_enable()"
         )
     if strategy.compile:
         notices.append("compile: call engine.compile() in the script")
     if strategy.tensor_parallel > 1:
         notices.append(f"tensor_parallel {strategy.tensor_parallel}: is for the model to do")
-    return found, notices
+    return Written(json.dumps(found, indent=2) + "\n", [*option.head("DeepSpeed JSON"), *notices])
 
 
-LEARNING_RATE = 1e-3  # torch.optim.AdamW's default, which DeepSpeed takes as well
+def engine(option: Option) -> dict[str, Any]:
+    """The keys that hold for any optimizer, as TrainingArguments' `deepspeed` takes them too."""
+    strategy = option.strategy
+    if strategy.sharding in FSDP:
+        raise RigplanError(
+            f"the option shards by {strategy.sharding}, which DeepSpeed does not do; export it --to accelerate, or "
+            "write sharding: zero3"
+        )
+    return {
+        "train_batch_size": option.global_batch,
+        "train_micro_batch_size_per_gpu": option.micro_batch,
+        "gradient_accumulation_steps": option.accumulation,
+        "gradient_clipping": strategy.max_grad_norm or 0.0,
+        "bf16": {"enabled": strategy.precision in ("bf16-mixed", "bf16")},
+        "fp16": {"enabled": strategy.precision == "fp16-mixed"},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": _zero(option),
+    }
 
 
 def _zero(option: Option) -> dict[str, Any]:
@@ -89,4 +85,4 @@ def _zero(option: Option) -> dict[str, Any]:
     return found
 
 
-__all__ = ["config", "write"]
+__all__ = ["engine", "write"]

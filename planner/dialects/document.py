@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from typing import Any
 import yaml
 
 from catalog.errors import RigplanError
+
+
+NAME = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +55,19 @@ class Document:
 
 
 def _mapping(text: str, source: str) -> Mapping[str, Any] | None:
-    if text.lstrip().startswith("{"):
+    try:
+        found = yaml.safe_load(text)  # JSON is YAML too, but for tabs and a few numbers
+    except (yaml.YAMLError, ValueError):
+        found = None
+    if text.lstrip().startswith("{") and '"' in text:
         try:
             found = json.loads(text)
         except json.JSONDecodeError as error:
-            raise RigplanError(f"{source}: line {error.lineno} is not JSON ({error.msg})") from None
-        return found if isinstance(found, dict) else None
-    try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
-        return None
-    return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else None
+            if found is None:
+                raise RigplanError(f"{source}: line {error.lineno} is not JSON ({error.msg})") from None
+    names = found if isinstance(found, dict) else {}
+    # a command with a colon in it is a mapping for YAML too, but its key is no name
+    return found if names and all(isinstance(key, str) and NAME.fullmatch(key) for key in names) else None
 
 
 __all__ = ["Document"]

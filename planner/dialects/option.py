@@ -94,11 +94,9 @@ class Option:
         preset = presets.lookup(source.name) if source.name is not None else None
         if preset is not None and preset.hub:
             return preset.hub
-        return (
-            source.name
-            or source.module
-            or (source.config if isinstance(source.config, str) else "a config of the spec")
-        )
+        if isinstance(source.config, dict):
+            return f"the spec's own {source.config.get('model_type', 'config')}"
+        return str(source.name or source.module or source.config)
 
     def head(self, dialect: str) -> list[str]:
         """What the file is: one line for the plan, one for the batch, one for the estimate."""
@@ -119,9 +117,10 @@ class Option:
 def outside(option: Option) -> list[str]:
     """What belongs to the script or the shell in every dialect: the model, its lengths and attention, the allocator."""
     strategy, spec = option.strategy, option.spec
-    notices = [f"the model is {option.model}, loaded with attn_implementation={strategy.attention!r}"]
-    if strategy.precision == "bf16":
-        notices.append("precision bf16: load the weights with dtype=torch.bfloat16, and let nothing run under autocast")
+    dtype = "bfloat16" if strategy.precision == "bf16" else "float32"
+    notices = [
+        f"the model is {option.model}, loaded with dtype=torch.{dtype} and attn_implementation={strategy.attention!r}"
+    ]
     if spec.data.sequence_length is not None:
         notices.append(f"samples are {spec.data.sequence_length} tokens, packed or padded")
     if spec.model.lora is not None:

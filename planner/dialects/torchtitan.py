@@ -39,7 +39,10 @@ def write(option: Option) -> Written:
         )
     if strategy.precision not in DTYPES:
         raise RigplanError(f"torchtitan has no precision {strategy.precision}; write precision: bf16-mixed")
-    notices = ["torchtitan 0.3 and later take no TOML: give it the same keys as options, such as --training.seq_len"]
+    notices = [
+        "torchtitan 0.3 and later take no TOML: give the keys of training, parallelism and compile as options there, "
+        "such as --training.seq_len"
+    ]
     notices += [line for line in outside(option) if not line.startswith("samples are ")]
     name = option.spec.model.name
     preset = _preset(name)
@@ -48,7 +51,7 @@ def write(option: Option) -> Written:
         model, flavor = MODELS[preset]
         sections["model"] = {"name": model, "flavor": flavor}
     else:
-        notices.append(f"torchtitan has no {option.model} of its own: write model.name and model.flavor")
+        notices.append(f"the model is none of torchtitan's own ({option.model}): write model.name and model.flavor")
     if strategy.optimizer in OPTIMIZERS:
         sections["optimizer"] = {
             "name": OPTIMIZERS[strategy.optimizer],
@@ -71,6 +74,9 @@ def write(option: Option) -> Written:
         sections["training"]["steps"] = option.steps
     sections["parallelism"] = _parallelism(option)
     sections["activation_checkpoint"] = {"mode": strategy.checkpointing}
+    if strategy.checkpointing == "selective":
+        sections["activation_checkpoint"]["selective_ac_option"] = "op"
+        notices.append("checkpointing selective: torchtitan keeps every second matrix product, the plan keeps them all")
     sections["compile"] = {"enable": strategy.compile}
     if strategy.max_grad_norm is None:
         notices.append(f"no clipping is written as the norm {NO_CLIPPING:g}")

@@ -67,8 +67,7 @@ def _sharding(option: Option, found: dict[str, Any], notices: list[str]) -> None
             f"{option.nodes} replicas of {option.gpus_per_node}"
         )
     if option.zero_stage is not None:
-        found["deepspeed"], more = deepspeed_json.config(option)
-        notices += more
+        found["deepspeed"] = deepspeed_json.engine(option)
     if strategy.tensor_parallel > 1:
         notices.append(
             f"tensor_parallel {strategy.tensor_parallel}: load the model with tp_plan='auto', or see --to accelerate"

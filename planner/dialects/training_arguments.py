@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.dialects.adapters import say_lora
-from planner.dialects.command_line import Command, find_command
+from planner.dialects.command_line import LAUNCHERS, Command, find_command
 from planner.dialects.document import Document
 from planner.dialects.launcher import read_launch
 from planner.dialects.model_names import say_model
@@ -65,7 +65,7 @@ def looks_so(document: Document) -> bool:
     """A command with options, or a mapping with options of TrainingArguments."""
     if document.mapping is not None:
         return any(name in document.mapping for name in ("per_device_train_batch_size", "gradient_accumulation_steps"))
-    return " --" in f" {document.text}" or any(word in document.text for word in ("torchrun", "accelerate launch"))
+    return " --" in f" {document.text}" or any(word in LAUNCHERS for word in document.text.split())
 
 
 def read(document: Document) -> Reading:

@@ -47,7 +47,7 @@ def sbatch(option: Option) -> Written:
     run = option.estimate.run
     if run is not None:
         header["time"] = _slurm_time(run.high_days)
-        notices = [f"--time is the upper end of the estimate, {run.high_days:.2f} days", *notices]
+        notices = [f"--time is the upper end of the estimate, {run.high_days:.2g} days", *notices]
     lines = "".join(f"#SBATCH --{name}={value}\n" for name, value in header.items())
     first = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nexport MASTER_ADDR\n'
     text = "#!/bin/bash\n" + lines + commented([*option.head("Slurm script"), *notices]) + "set -e\n"
