@@ -14,7 +14,6 @@ import yaml
 
 from catalog.errors import RigplanError
 
-
 NAME = re.compile(r"[\w.-]+")
 
 

@@ -168,7 +168,7 @@ def test_an_accelerate_yaml_alone_needs_a_model(read: Read) -> None:
 def test_auto_is_what_the_other_file_says(read: Read) -> None:
     files = {
         "ds.json": DEEPSPEED["auto"][0],
-        "args.txt": "python train.py --model_name_or_path tiny --per_device_train_batch_size 3 --bf16 --max_grad_norm 0.5",
+        "args.txt": "python train.py --model_name_or_path tiny --per_gpu_train_batch_size 3 --bf16 --max_grad_norm 0.5",
     }
     training = read(files).spec["training"]
     assert (training["micro_batch"], training["precision"], training["max_grad_norm"]) == (3, "bf16-mixed", 0.5)

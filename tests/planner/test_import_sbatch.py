@@ -91,6 +91,6 @@ def test_a_header_alone_needs_a_model_and_gives_the_hardware(read: Read) -> None
 
 def test_a_gpu_that_could_be_several_is_asked_for(read: Read) -> None:
     script = "#!/bin/bash\n#SBATCH --gres=gpu:a100:4\npython train.py --model_name_or_path tiny --bf16\n"
-    with pytest.raises(RigplanError, match="could be a100-pcie-40gb.*Add --gpu NAME"):
+    with pytest.raises(RigplanError, match=r"could be a100-pcie-40gb.*Add --gpu NAME"):
         read(script)
     assert read(script, hardware__gpu="a100-sxm4-40gb").spec["hardware"] == {"gpu": "a100-sxm4-40gb", "count": 4}
