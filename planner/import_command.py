@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
@@ -59,8 +60,19 @@ def import_(
                 indent=2,
             )
         )
-    else:
-        click.echo(found.text(), nl=False)
+        return
+    click.echo(found.text(), nl=False)
+    if not sys.stdout.isatty():  # the comments go down the pipe; what matters most is told beside it
+        for line in (
+            *(words for words in found.assumed if words.startswith("gpu ")),
+            *map(left_out, found.not_understood),
+        ):
+            click.echo(f"rigplan: {line}", err=True)
+
+
+def left_out(option: str) -> str:
+    """The line for an option that nobody understood."""
+    return f"not understood, and left out: {option}"
 
 
 __all__ = ["import_"]
