@@ -8,7 +8,7 @@ import sys
 import click
 
 from planner.dialects.document import Document
-from planner.dialects.imported import imported
+from planner.dialects.imported import DEFAULT_GPU, imported
 from planner.dialects.table import DIALECTS
 
 READ = [name for name, dialect in DIALECTS.items() if dialect.looks_so is not None]
@@ -63,16 +63,10 @@ def import_(
         return
     click.echo(found.text(), nl=False)
     if not sys.stdout.isatty():  # the comments go down the pipe; what matters most is told beside it
-        for line in (
-            *(words for words in found.assumed if words.startswith("gpu ")),
-            *map(left_out, found.not_understood),
-        ):
+        assumed = [words for words in found.assumed if words.startswith(f"gpu {DEFAULT_GPU}: ")]
+        left_out = [f"not understood, and left out: {option}" for option in found.not_understood]
+        for line in assumed + left_out:
             click.echo(f"rigplan: {line}", err=True)
-
-
-def left_out(option: str) -> str:
-    """The line for an option that nobody understood."""
-    return f"not understood, and left out: {option}"
 
 
 __all__ = ["import_"]

@@ -33,8 +33,10 @@ def read(document: Document) -> Reading:
 
 def read_options(options: Options, reading: Reading) -> None:
     """The same as a flat list of options, which is also what `accelerate launch` takes."""
-    kind = str(options.take("distributed_type") or "").upper()
-    say_gpus(reading, options.whole("num_machines"), None, options.whole("num_processes"))
+    given = options.take("distributed_type")
+    kind = "" if given is None else str(given).upper()
+    machines, processes = options.whole("num_machines"), options.whole("num_processes")
+    say_gpus(reading, machines, None, 1 if kind in ("NO", "FALSE") else processes)  # YAML reads a bare NO as false
     precision = options.take("mixed_precision")
     if precision is not None:
         word = "no" if precision is False else str(precision).lower()  # YAML reads a bare no as false

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.dialects.adapters import ALL_LINEAR, say_lora
 from planner.dialects.document import Document
+from planner.dialects.launcher import say_gpus
 from planner.dialects.model_names import say_model
 from planner.dialects.optimizers import say_optimizer
 from planner.dialects.reading import Options, Reading, bearing_nothing
@@ -163,6 +164,12 @@ def _sharding(options: Options, reading: Reading) -> None:
         if version is not None:
             settings.setdefault("fsdp_version", version)
         read_fsdp_config(Options(settings, options.source), reading)
+    replicate, shard = options.whole("dp_replicate_size") or 1, options.whole("dp_shard_size") or 1
+    group = shard * (options.whole("tensor_parallel_size") or 1)
+    if replicate * group > 1:
+        say_gpus(reading, replicate, group)
+    if replicate > 1 and shard > 1:
+        reading.say("training.sharding", "hsdp")
     deepspeed = options.take("deepspeed")
     if deepspeed:
         reading.companions.append((str(deepspeed), "deepspeed"))

@@ -13,11 +13,9 @@ from catalog.errors import RigplanError
 PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 TORCHRUN_MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 ACCELERATE_MODULES = {"accelerate.commands.launch"}
-WRAPPERS = {"exec", "nohup", "time", "sudo", "env", "singularity", "apptainer", "uv", "poetry", "numactl"}
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "llamafactory-cli", "axolotl", "trl", "srun", "mpirun")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_NUMBER = re.compile(r"-\d")
 
 
 @dataclass(slots=True)
@@ -30,6 +28,7 @@ class Command:
     options: dict[str, Any] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)  # what stands among the options without one's name
     environment: dict[str, str] = field(default_factory=dict)
+    before: list[str] = field(default_factory=list)  # srun, mpirun, a container and their options
 
 
 def logical_lines(text: str) -> list[str]:
@@ -47,11 +46,9 @@ def find_command(text: str, source: str) -> Command:
     environment: dict[str, str] = {}
     found: list[str] | None = None
     for line in logical_lines(text):
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError as error:
-            raise RigplanError(f"{source}: cannot be read as a command ({error}); check its quotes") from None
-        words = [_expanded(word, environment) for word in words]
+        words = _words(_expanded(line, environment), source)
+        if words[:1] == ["eval"] or "-c" in words[:-1]:  # a command in quotes: eval "$cmd", bash -c "torchrun ..."
+            words = [*words[:-1], *_words(words[-1], source)]
         assigned, rest = _assignments(words)
         if not rest:
             environment |= assigned
@@ -61,9 +58,18 @@ def find_command(text: str, source: str) -> Command:
         raise RigplanError(
             f"{source}: found no command with options; wanted such as: torchrun train.py --bf16 True ..."
         )
-    command = _split(found)
+    before, words = _unwrapped(found)
+    command = _split(words)
     command.environment = environment
+    command.before = before
     return command
+
+
+def _words(line: str, source: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError as error:
+        raise RigplanError(f"{source}: cannot be read as a command ({error}); check its quotes") from None
 
 
 def _expanded(word: str, known: Mapping[str, str]) -> str:
@@ -88,7 +94,6 @@ def _trains(words: Sequence[str]) -> bool:
 
 
 def _split(words: list[str]) -> Command:
-    words = _unwrapped(words)
     launcher, rest = words[0].rsplit("/", 1)[-1], words[1:]
     if PYTHON.match(launcher) and rest[:1] == ["-m"] and rest[1:2]:
         module = rest[1]
@@ -115,13 +120,13 @@ def _split(words: list[str]) -> Command:
     return Command("python", {}, "", *_options(words))
 
 
-def _unwrapped(words: list[str]) -> list[str]:
-    """The words from the launcher on: srun, mpirun, containers and the like before it are left away."""
+def _unwrapped(words: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before the launcher, and the words from it on."""
     for index, word in enumerate(words):
         name = word.rsplit("/", 1)[-1]
         if (name in LAUNCHERS and name not in ("srun", "mpirun")) or PYTHON.match(word):
-            return words[index:]
-    return words
+            return words[:index], words[index:]
+    return [], words
 
 
 def _launch(words: Sequence[str]) -> tuple[dict[str, Any], str, list[str]]:

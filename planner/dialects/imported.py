@@ -180,15 +180,18 @@ def _complete(
         fields["hardware.gpu"] = (DEFAULT_GPU, source)
         found.assumed.append(f"gpu {DEFAULT_GPU}: no file says which; --gpu NAME says another")
     else:
-        store.find(str(fields["hardware.gpu"][0]))
+        name, source_of = fields["hardware.gpu"]
+        fields["hardware.gpu"] = (store.find(str(name)).name, source_of)
     if "hardware.count" not in fields:
         fields["hardware.count"] = (1, source)
         found.assumed.append("one GPU: no file says how many; --count N says more")
+    if not {"training.micro_batch", "training.global_batch"} & set(fields):
+        found.assumed.append("micro-batch: no file says one, so that it is searched")
     epochs, samples = fields.pop("epochs", (None, ""))[0], fields.pop("samples", (None, ""))[0]
     if epochs is not None and "data.total" not in fields:
         if samples is None:
             found.assumed.append(
-                f"{epochs:g} epochs of a data set whose size no file says; --samples N gives days and cost"
+                f"epochs: {epochs:g}, of a data set whose size no file says; --samples N gives days and cost"
             )
         else:
             fields["data.total"] = (f"{epochs:g} epochs of {samples} samples", source)

@@ -8,6 +8,7 @@ from catalog import presets
 from planner.dialects.document import Document
 from planner.dialects.reading import Reading
 
+TUNED = re.compile(r"(?i)([-_](instruct|chat|it|base|hf|sft|v\d[\d.]*))+$")  # as large as the model it was tuned from
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -21,7 +22,8 @@ def say_model(document: Document, reading: Reading, name: str) -> None:
     if preset is not None:
         reading.say("model.name", preset.name)
         return
-    preset = presets.lookup(name.rstrip("/").rsplit("/", 1)[-1])
+    last = name.rstrip("/").rsplit("/", 1)[-1]
+    preset = presets.lookup(last) or presets.lookup(TUNED.sub("", last))
     if preset is not None:
         reading.say("model.name", preset.name)
         reading.assume(f"model {preset.name} by the last part of {name}")

@@ -186,7 +186,8 @@ def read_fsdp_config(options: Options, reading: Reading) -> None:
 
 
 def _deepspeed(options: Options, reading: Reading) -> None:
-    given = options.take("deepspeed", "deepspeed_config")
+    given, config = options.take("deepspeed"), options.take("deepspeed_config")
+    given = config if config is not None and given in (None, True) else given  # --deepspeed --deepspeed_config FILE
     if isinstance(given, dict):
         given = json.dumps(given)
     if given not in (None, False, True, ""):

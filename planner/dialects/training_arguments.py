@@ -12,6 +12,7 @@ from planner.dialects.document import Document
 from planner.dialects.launcher import read_launch
 from planner.dialects.model_names import say_model
 from planner.dialects.reading import Options, Reading, as_flag, as_yaml, bearing_nothing
+from planner.dialects.slurm import Allocation, flags
 from planner.dialects.trainer import DEFAULTS, read_attention, read_precision, read_trainer
 
 LENGTHS = (
@@ -81,9 +82,12 @@ def read_command(command: Command, document: Document) -> Reading:
     """A command line, by who starts it."""
     reading = Reading(document.source)
     read_launch(command, reading, document.source)
+    _before(command, reading, document.source)
     options = Options(command.options, document.source, as_flag)
     files = [word for word in command.words if word.endswith((".yaml", ".yml", ".json"))]
-    if command.launcher == "llamafactory-cli" and not files:
+    reading.not_understood += [word for word in command.words if word not in files]
+    of_llama_factory = command.launcher == "llamafactory-cli" or {"stage", "finetuning_type"} <= set(command.options)
+    if of_llama_factory and not files:
         from planner.dialects import llama_factory
 
         llama_factory.read_options(options, reading, document)
@@ -99,6 +103,25 @@ def read_command(command: Command, document: Document) -> Reading:
         if command.options:
             read_script(options, reading, document, command)
     return reading
+
+
+def _before(command: Command, reading: Reading, source: str) -> None:
+    """What stands before the launcher: srun and its options, mpirun and its number of processes, or a container."""
+    before = list(command.before)
+    while before and before[0] in ("nohup", "time", "exec", "eval", "env"):
+        before.pop(0)
+    if "srun" in before:
+        start = before.index("srun")
+        options = Options(flags(before[start + 1 :]), source, as_flag)
+        Allocation.of(options).say(reading)
+        options.finish(reading, bearing_nothing("sbatch"))
+        before = before[:start]
+    elif before[:1] in (["mpirun"], ["mpiexec"]) and before[1:2] in (["-np"], ["-n"]) and before[2:3]:
+        if "hardware.count" not in reading.fields and before[2].isdigit():
+            reading.say("hardware.count", int(before[2]))
+        before = before[3:]
+    if before:
+        reading.not_understood.append(f"before the command: {' '.join(before)}")
 
 
 def read_script(options: Options, reading: Reading, document: Document, command: Command) -> None:
@@ -143,6 +166,8 @@ def _model(options: Options, reading: Reading, document: Document) -> None:
 
 def _lora(options: Options, reading: Reading) -> None:
     four, eight = options.flag("load_in_4bit", "use_4bit"), options.flag("load_in_8bit", "use_8bit")
+    bits = options.whole("bits")
+    four, eight = four or bits == 4, eight or bits == 8
     if eight:
         reading.assume("weights in nf4 for load_in_8bit: 8-bit weights are not modelled, and take twice as much")
     options.take("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")

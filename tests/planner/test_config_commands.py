@@ -50,7 +50,7 @@ def test_an_import_reads_standard_input_and_tells_what_it_took() -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("# imported from standard input\n# assumed:\n")
     assert "# not understood, and left out:\n#   - --foo 3\n" in done.stdout
-    assert yaml.safe_load(done.stdout)["hardware"] == {"gpu": "rtx 3090", "count": 4}
+    assert yaml.safe_load(done.stdout)["hardware"] == {"gpu": "rtx-3090", "count": 4}
 
 
 @pytest.mark.usefixtures("_here")

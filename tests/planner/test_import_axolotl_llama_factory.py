@@ -209,6 +209,14 @@ def test_axolotl_tells_what_a_spec_cannot_hold(read: Read) -> None:
     assert "sequence_length 512: the default of axolotl" in found.assumed
 
 
+def test_axolotl_meshes_say_the_gpus(read: Read) -> None:
+    spec = read(
+        "{base_model: tiny, dp_shard_size: 4, dp_replicate_size: 2, tensor_parallel_size: 2, fsdp_version: 2}"
+    ).spec
+    assert (spec["training"]["sharding"], spec["training"]["tensor_parallel"]) == ("hsdp", 2)
+    assert (spec["hardware"]["count"], spec["hardware"]["gpus_per_node"]) == (16, 8)
+
+
 def test_llama_factory_tells_what_a_spec_cannot_hold(read: Read) -> None:
     found = read("{model_name_or_path: tiny, stage: dpo, template: x, use_galore: true, quantization_bit: 8, odd: 1}")
     assert found.not_understood == ["odd: 1"]

@@ -127,6 +127,9 @@ def test_the_defaults_that_were_taken_are_told(read: Read) -> None:
         ("deepspeed --num_gpus 8 --num_nodes 4 train.py", 32, 8),
         ("deepspeed -i host1:0,1@host2:0,1 train.py", 4, 2),
         ("CUDA_VISIBLE_DEVICES=0,1 python -u train.py", 2, None),
+        ("mpirun -np 4 python train.py", 4, None),
+        ("srun -N 2 --gpus-per-node=4 --ntasks-per-node 4 python train.py", 8, 4),
+        ("nohup torchrun --nproc_per_node 2 train.py", 2, None),
         ("NNODES=2 NPROC_PER_NODE=4 FORCE_TORCHRUN=1 python train.py", 8, 4),
     ],
 )
@@ -156,6 +159,41 @@ def test_the_launcher_says_how_many_gpus(launch: str, count: int, per_node: int 
 )
 def test_an_option_becomes_its_field(options: str, field: str, value: object, read: Read) -> None:
     assert read(f"python train.py --model_name_or_path tiny {options}").spec["training"][field] == value
+
+
+def test_a_command_may_be_built_of_variables_and_run_by_eval_or_bash(read: Read) -> None:
+    built = (
+        'NODES=2\nARGS="--nnodes $NODES --nproc_per_node ${PER_NODE:-4}"\n'
+        'cmd="torchrun $ARGS train.py --model_name_or_path tiny --bf16"\necho "$cmd"\neval "$cmd"\n'
+    )
+    assert read(built).spec["hardware"]["count"] == 8
+    quoted = (
+        "srun --nodes=2 --gres=gpu:2 bash -c 'torchrun --nproc_per_node 2 --nnodes 2 t.py --model_name_or_path tiny'"
+    )
+    assert read(quoted).spec["hardware"]["count"] == 4
+
+
+def test_what_stands_around_the_command_is_listed(read: Read) -> None:
+    found = read("singularity exec --nv image.sif python train.py odd --model_name_or_path tiny --bf16")
+    assert found.not_understood == ["before the command: singularity exec --nv image.sif", "odd"]
+
+
+def test_files_that_the_command_names_are_read_beside_it(read: Read) -> None:
+    files = {
+        "run.sh": "python train.py --model_name_or_path tiny --bf16 --fsdp 'full_shard auto_wrap' --fsdp_config f.json",
+        "f.json": '{"fsdp_reshard_after_forward": false, "activation_checkpointing": true, "odd": 1}',
+    }
+    found = read(files, only=("run.sh",))
+    assert found.spec["training"]["checkpointing"] == "full"
+    assert found.not_understood == ["odd: 1"]
+    trl = {"run.sh": "trl sft --config a.yaml", "a.yaml": "{model_name_or_path: tiny, per_device_train_batch_size: 3}"}
+    assert read(trl, only=("run.sh",)).spec["training"]["micro_batch"] == 3
+
+
+def test_options_of_llama_factory_are_known_in_any_command(read: Read) -> None:
+    found = read("accelerate launch src/train.py --stage sft --finetuning_type full --model_name_or_path tiny --bf16")
+    assert found.spec["training"]["checkpointing"] == "full"
+    assert found.spec["data"]["sequence_length"] == 2048
 
 
 def test_lora_options_become_an_adapter(read: Read) -> None:

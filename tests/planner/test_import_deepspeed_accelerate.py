@@ -198,6 +198,13 @@ def test_offload_and_unknown_keys(read: Read) -> None:
     assert any("nvme" in words for words in found.assumed)
 
 
+@pytest.mark.parametrize("word", ["'NO'", "NO"])
+def test_no_distribution_is_one_process(word: str, read: Read) -> None:
+    found = read(f"{{distributed_type: {word}, mixed_precision: bf16, num_processes: 8}}", **GIVEN)
+    assert found.spec["hardware"]["count"] == 1
+    assert "micro-batch: no file says one, so that it is searched" in found.assumed
+
+
 def test_hybrid_and_tensor_parallel_meshes(read: Read) -> None:
     found = read(
         """
