@@ -13,6 +13,7 @@ from planner.dialects.trainer import read_fsdp_config, say_norm
 
 PRECISIONS: Mapping[str, str] = {"no": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
 PARALLEL = "parallelism_config_"
+PARTS = ("fsdp_config", "deepspeed_config", "dynamo_config", "parallelism_config")
 COMPILERS = ("no", "none", "")
 
 
@@ -24,9 +25,10 @@ def looks_so(document: Document) -> bool:
 def read(document: Document) -> Reading:
     """Say what the YAML says. Raises RigplanError for a value that cannot be read."""
     reading = Reading(document.source)
-    given = dict(document.mapping or {})
-    for part in ("fsdp_config", "deepspeed_config", "dynamo_config", "parallelism_config"):
-        given |= given.pop(part, None) or {}
+    whole = Options(document.mapping or {}, document.source)
+    given = {name: value for name, value in whole.given.items() if name not in PARTS}
+    for name in PARTS:
+        given |= whole.part(name)
     read_options(Options(given, document.source), reading)
     return reading
 

@@ -153,14 +153,13 @@ LORA_R, LORA_ALPHA = 8, 8  # peft.LoraConfig
 
 
 def _sharding(options: Options, reading: Reading) -> None:
-    fsdp, config = options.take("fsdp"), options.take("fsdp_config")
+    fsdp, settings = options.take("fsdp"), options.part("fsdp_config")
     version = options.take("fsdp_version")
-    if fsdp or config:
+    if fsdp or settings:
         words = fsdp if isinstance(fsdp, list) else str(fsdp or "").split()
         reading.say("training.sharding", "fsdp-grad-op" if "shard_grad_op" in words else "fsdp")
         if "offload" in words:
             reading.say("training.offload", "all")
-        settings = dict(config or {})
         if version is not None:
             settings.setdefault("fsdp_version", version)
         read_fsdp_config(Options(settings, options.source), reading)

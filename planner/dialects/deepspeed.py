@@ -75,7 +75,7 @@ def _precision(options: Options, reading: Reading, autos: list[str]) -> None:
 
 
 def _zero(options: Options, reading: Reading) -> None:
-    zero = Options(options.take("zero_optimization") or {}, options.source)
+    zero = Options(options.part("zero_optimization"), options.source)
     stage = zero.whole("stage")
     stage = 0 if stage is None else stage
     if not 0 <= stage < len(SHARDINGS):

@@ -119,6 +119,13 @@ class Options:
             return None
         return [str(item) for item in value] if isinstance(value, list) else str(value).replace(",", " ").split()
 
+    def part(self, *names: str) -> dict[str, Any]:
+        """Options inside an option; none when it is not given. Raises RigplanError for what is no mapping."""
+        value = self.take(*names)
+        if not isinstance(value, Mapping | None):
+            raise self.mistake(names, value, "a mapping")
+        return {str(key): inner for key, inner in (value or {}).items()}
+
     def mistake(self, names: Iterable[str], value: Any, wanted: str) -> RigplanError:
         """An option whose value cannot be read."""
         name = next((name for name in names if name in self.given), next(iter(names)))

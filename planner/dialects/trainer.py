@@ -156,10 +156,12 @@ def _fsdp(options: Options, reading: Reading) -> None:
     reading.say("training.sharding", sharding)
     if "offload" in words:
         reading.say("training.offload", "all")
-    if isinstance(config, str):
+    if isinstance(config, str) and config:
         reading.companions.append((config, "fsdp-config"))
-    elif config:
+    elif isinstance(config, dict):
         read_fsdp_config(Options(config, options.source), reading)
+    elif config:
+        raise options.mistake(["fsdp_config"], config, "a mapping, or the path of a JSON file")
 
 
 def read_fsdp_config(options: Options, reading: Reading) -> None:

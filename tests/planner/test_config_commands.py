@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+import planner
 from planner.cli import rigplan
 from tests.planner.imports import write_tiny
 from tests.planner.test_search import spec
@@ -34,6 +35,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_here")
 def test_an_import_pipes_into_fits(root: Path) -> None:
+    asked = yaml.safe_load(run("import", "train_args.txt").stdout)
+    planner.fits(asked)  # so that the two processes have no trace to make
     code = f"{sys.executable} -c 'from planner.cli import main; main()'"
     environment = {**os.environ, "PYTHONPATH": str(root)}
     line = f"{code} import train_args.txt | {code} fits - --json"
