@@ -27,6 +27,8 @@ YES, NO, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 ELSEWHERE = {
     "calibrate": ("calibrate.cli:calibrate", "Measure this machine into a profile, and check estimates against it."),
     "gpus": ("planner.catalog_commands:gpus", "Show the accelerators of the catalog, or one of them."),
+    "export": ("planner.export_command:export", "Write an option of a plan as a config of another tool."),
+    "import": ("planner.import_command:import_", "Read the configs of other tools into a spec."),
     "models": ("planner.model_commands:models", "Show the models that are known by name."),
     "report": ("planner.report_command:report", "Write a plan as a page, with the table of a compute proposal."),
     "prices": ("planner.catalog_commands:prices", "Show what accelerators cost by the hour and to buy."),
