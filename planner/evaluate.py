@@ -90,8 +90,6 @@ def not_possible(strategy: Strategy, machine: Machine) -> str | None:
     """Why a combination cannot be run, or cannot be answered yet; None when it can."""
     if strategy.compile:
         return "compile: true is not modelled yet; use compile: false, whose step is not faster"
-    if strategy.tensor_parallel > 1:
-        return "tensor_parallel is not modelled yet; use tensor_parallel: 1"
     if strategy.offload != "none":
         return "offload is not modelled yet; use offload: none"
     return impossible(strategy, machine.choice, machine.accelerator)
