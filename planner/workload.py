@@ -73,6 +73,7 @@ class Workload:
     task: str
     assumptions: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    host_bytes: int = 0  # what lies in host memory instead of on the GPU
 
     @property
     def parameter_count(self) -> int:
