@@ -14,8 +14,9 @@ DAY_S = 86_400.0
 HOUR_S = 3_600.0
 
 
-def memory_answer(found: Fit, machine: Machine) -> Memory:
-    """Memory of one GPU. The trace is exact and the residual measured on a GPU; usable memory may be derived."""
+def memory_answer(found: Fit, workload: Workload, machine: Machine) -> Memory:
+    """Memory of one GPU, and of its node's host. The trace is exact and the residual measured on a GPU; usable memory
+    may be derived."""
     known: Known = "measured" if machine.known == "measured" else "transferred"
     timeline = found.timeline
     return Memory(
@@ -28,20 +29,26 @@ def memory_answer(found: Fit, machine: Machine) -> Memory:
         peak_phase=timeline.peak_phase,
         by_phase=timeline.peaks,
         by_category=timeline.by_category,
+        host_bytes=workload.host_bytes * machine.choice.gpus_in_node,
         known=known,
     )
 
 
-def step_answer(time: StepTime, machine: Machine) -> Step:
-    """Seconds of one optimizer step with the range that its least known term and the host's share give it."""
+def step_answer(time: StepTime, machine: Machine, host_step: tuple[float, float] = (1.0, 1.0)) -> Step:
+    """Seconds of one optimizer step with the range that its least known term and the host's share give it. `host_step`:
+    what an offloaded optimizer may take, over what it is taken to take."""
     known = weakest(*time.words)  # type: ignore[arg-type]
+    if time.host_step_seconds:
+        known = weakest(known, "prior")
+    at_least, at_most = (time.host_step_seconds * factor for factor in host_step)
+    rest = time.seconds - time.host_step_seconds
     half = overheads()["range"][known]
     share = time.host_bound_share
     width = float(half["device"]) * (1 - share) + float(half["host"]) * share
     return Step(
         seconds=time.seconds,
-        low_seconds=max(time.floor_seconds, time.seconds / (1 + width)),
-        high_seconds=time.seconds * (1 + width),
+        low_seconds=max(time.floor_seconds, rest / (1 + width) + at_least),
+        high_seconds=rest * (1 + width) + at_most,
         forward_seconds=time.forward_seconds,
         backward_seconds=time.backward_seconds,
         optimizer_seconds=time.optimizer_seconds,

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 TRACING = (
     "trace.py", "recorder.py", "fake_results.py", "semantics.py", "fused_ops.py", "attention.py", "optimizers.py",
     "models.py", "model_inputs.py", "model_lengths.py", "model_factory.py", "wrappers/checkpointing.py",
-    "wrappers/lora.py", "wrappers/quantized.py", "wrappers/fsdp.py", "wrappers/sharded_recorder.py", "collectives.py",
+    "wrappers/lora.py", "wrappers/quantized.py", "wrappers/fsdp.py", "wrappers/tensor_parallel.py",
+    "wrappers/sharded_recorder.py", "collectives.py",
 )  # fmt: skip
 # Two micro-batches that any larger one is read off from; 1 is traced by itself: sizes of 1 change what is contiguous.
 ANCHORS = (2, 4)

@@ -7,7 +7,7 @@ The link runs collectives one after another in that order. Needs no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -22,13 +22,21 @@ Number = TypeVar("Number", np.float64, np.int64)
 
 PREFIX = "collective."
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+# What offload adds: copies between the GPU and its host, and the optimizer's step on the host.
+HOST_KINDS = ("host_to_device", "device_to_host", "host_step")
+# What runs beside what: the links between GPUs, both directions of the link to the host, and the host itself.
+LANES = {"host_to_device": 1, "device_to_host": 2, "host_step": 3}
 # The event after which the device uses what a collective brought; its value counts collectives within the segment.
 WAIT = 5
 # Groups of ranks, by what they share: parameters' shards, replicas of them, one layer, or everything.
-GROUPS = ("shard", "replicate", "tensor", "world")
-# Where the input comes from: the device computed it just now, or it lies ready in memory (a shard of the weights).
-COMPUTED, STORED = "computed", "stored"
-_ROLES = {COMPUTED: 1, STORED: 2}
+GROUPS = ("shard", "replicate", "tensor", "world", "host")
+# Where the input comes from: the device computed it just now, it lies ready in memory (a shard of the weights), or the
+# collective issued before brings it: computed in one case, stored in the other.
+COMPUTED, STORED, REDUCED, BROUGHT = "computed", "stored", "reduced", "brought"
+_ROLES = {COMPUTED: 1, STORED: 2, REDUCED: 3, BROUGHT: 4}
+_FROM_STORE = (_ROLES[STORED], _ROLES[BROUGHT])
+_AFTER_ANOTHER = (_ROLES[REDUCED], _ROLES[BROUGHT])
+HOST_LANE = LANES["host_step"]
 
 
 def collective(kind: str, dtype: str, elements: int, group: str, source: str = COMPUTED) -> Call:
@@ -36,7 +44,7 @@ def collective(kind: str, dtype: str, elements: int, group: str, source: str = C
 
     Raises ValueError for a kind or group that is not in KINDS and GROUPS.
     """
-    if kind not in KINDS or group not in GROUPS:
+    if kind not in (*KINDS, *HOST_KINDS) or group not in GROUPS:
         raise ValueError(f"no collective {kind} over {group}; kinds are {', '.join(KINDS)}, groups {', '.join(GROUPS)}")
     return Call(PREFIX + kind, (TensorSpec(dtype, (elements,)),), (("group", group), ("input", source)), ())
 
@@ -59,6 +67,11 @@ def size_of(call: Call) -> int:
     return spec.elements * ITEM_BYTES[spec.dtype]
 
 
+def with_input(call: Call, source: str) -> Call:
+    """The collective with its input from elsewhere."""
+    return replace(call, keywords=tuple((key, source if key == "input" else value) for key, value in call.keywords))
+
+
 def traffic(workload: Workload, segment: str) -> list[tuple[str, str, int]]:
     """(kind, group, bytes) of a segment's collectives, in the order of issue."""
     calls = (workload.calls[index] for index in workload.calls_in(segment))
@@ -67,7 +80,7 @@ def traffic(workload: Workload, segment: str) -> list[tuple[str, str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A segment on three queues. `finished` is the device's clock after each event; all seconds are absolute clocks
+    """A segment on its queues. `finished` is the device's clock after each event; all seconds are absolute clocks
     but for the last three, which are lengths: of all collectives, of the device waiting for them, and of the device's
     work being slowed by collectives that run beside it."""
 
@@ -86,6 +99,7 @@ def schedule(
     transfer: Seconds,
     role: Roles,
     *,
+    lane: Roles | None = None,
     device: float = 0.0,
     link: float = 0.0,
     sm_share: float = 0.0,
@@ -96,15 +110,18 @@ def schedule(
     collective starts when it is issued, the link is free, and its input is there: after the device's earlier work, or
     for a stored input once the device has taken over the gather before (one unit ahead, as FSDP2's buffers allow).
     Collectives that nobody waits for keep the link, not the device. `sm_share` is the part of the device that a
-    collective's kernels take.
+    collective's kernels take. Each `lane` (see LANES; the link between GPUs where none is given) is a queue of its own.
     """
     marks = np.flatnonzero((role > 0) | (events.codes == WAIT))
     finished = np.empty(len(events), dtype=np.float64)
     started_at, ends = 0, list[float]()
     taken = device  # when the device took over the last stored input that it waited for
     sources = list[bool]()
+    lanes = [link] * (1 + len(LANES))
+    which_lane = np.zeros(len(events), dtype=np.int64) if lane is None else lane
+    on_host = list[bool]()
     exposed = 0.0
-    communication = float(transfer.sum())
+    communication = float(transfer[which_lane != HOST_LANE].sum())
     for mark in (*marks.tolist(), len(events)):
         device = _run(finished, compute, issued, started_at, mark, device)
         started_at = mark
@@ -115,20 +132,24 @@ def schedule(
             which = int(events.values[mark])
             if which < len(ends):
                 end = ends[which]
-                exposed += max(0.0, end - max(device, now))
+                exposed += 0.0 if on_host[which] else max(0.0, end - max(device, now))
                 device = max(device, end)
                 if sources[which]:
                     taken = device
             finished[mark] = device
         else:
-            start = max(link, now, taken if role[mark] == _ROLES[STORED] else device)
-            link = start + float(transfer[mark])
-            ends.append(link)
-            sources.append(bool(role[mark] == _ROLES[STORED]))
+            at, kind = int(which_lane[mark]), int(role[mark])
+            there = taken if kind in _FROM_STORE else device
+            if kind in _AFTER_ANOTHER and ends:
+                there = ends[-1]
+            lanes[at] = max(lanes[at], now, there) + float(transfer[mark])
+            ends.append(lanes[at])
+            sources.append(kind in _FROM_STORE)
+            on_host.append(at == HOST_LANE)
             finished[mark] = device
         started_at = mark + 1
     slowed = sm_share * max(0.0, communication - exposed)
-    return Schedule(finished, device + slowed, link, communication, exposed, slowed)
+    return Schedule(finished, device + slowed, max(lanes), communication, exposed, slowed)
 
 
 def _run(finished: Seconds, compute: Seconds, issued: Seconds, first: int, last: int, device: float) -> float:
@@ -147,6 +168,13 @@ def roles(workload: Workload) -> Roles:
     """What each call is to `schedule`: 0 no collective, 1 one of computed input, 2 of stored input."""
     return np.array(
         [_ROLES[dict(call.keywords)["input"]] if is_collective(call) else 0 for call in workload.calls], dtype=np.int64
+    )
+
+
+def lanes(workload: Workload) -> Roles:
+    """The queue that each call runs in, if it is a collective."""
+    return np.array(
+        [LANES.get(kind_of(call), 0) if is_collective(call) else 0 for call in workload.calls], dtype=np.int64
     )
 
 

@@ -17,13 +17,15 @@ from catalog.errors import RigplanError
 from catalog.link_curve import find, ring_share
 from catalog.store import DATA, load_yaml
 from catalog.system import Link, Node
-from planner.collectives import group_of, is_collective, kind_of, size_of
-from planner.machine import Machine
+from planner.call import Call
+from planner.collectives import LANES, group_of, is_collective, kind_of, size_of
+from planner.machine import Machine, overheads
 from planner.strategy import HardwareChoice, Strategy
 from planner.workload import Workload
 
 # NCCL lets the switch add from five GPUs on.
 IN_SWITCH_ABOVE = 4
+BILLION = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,40 @@ def call_seconds(workload: Workload, strategy: Strategy, machine: Machine) -> np
     """The link's seconds of each of the workload's calls; zero for those that are no collectives."""
     groups = spans(strategy, machine.choice)
     return np.array([
-        collective_seconds(kind_of(call), size_of(call), groups[group_of(call)], machine.node, machine.accelerator.name)
-        if is_collective(call)
-        else 0.0
+        0.0 if not is_collective(call)
+        else host_seconds(call, strategy, machine) if kind_of(call) in LANES
+        else collective_seconds(
+            kind_of(call), size_of(call), groups[group_of(call)], machine.node, machine.accelerator.name
+        )
         for call in workload.calls
     ])  # fmt: skip
+
+
+def host_seconds(call: Call, strategy: Strategy, machine: Machine) -> float:
+    """Seconds of a copy over the host's link, or of the optimizer's step on the host, whose cores and memory bandwidth
+    the GPUs of a node share."""
+    if kind_of(call) != "host_step":
+        latency_s = float(overheads()["offload"]["copy_latency_s"]["value"])
+        return latency_s + size_of(call) / machine.node.host_bytes_per_s
+    elements: int = call.arguments[0].elements * machine.choice.gpus_in_node
+    return elements / BILLION * _step_facts(strategy)[1]
+
+
+def host_step_range(strategy: Strategy) -> tuple[float, float]:
+    """The least and the most that the optimizer's step on the host may take, over what it is taken to take."""
+    if strategy.offload == "none":
+        return 1.0, 1.0
+    low, likely, high = _step_facts(strategy)
+    return low / likely, high / likely
+
+
+def _step_facts(strategy: Strategy) -> tuple[float, float, float]:
+    """Seconds of an optimizer's step on 1e9 elements: low, likely, high."""
+    facts = overheads()["offload"]
+    library = facts["host_step"]["deepspeed" if strategy.sharding.startswith("zero") else "torch"]["value"]
+    clip = facts["host_clip"]["value"] if strategy.max_grad_norm is not None else (0.0, 0.0, 0.0)
+    low, likely, high = (float(step) + float(norm) for step, norm in zip(library, clip, strict=True))
+    return low, likely, high
 
 
 def _on_link(kind: str, size_bytes: float, ranks: int, link: Link, accelerator: str) -> float:

@@ -18,7 +18,7 @@ from planner.answer import Estimate, HardwareUsed, StrategyUsed
 from planner.answers import memory_answer, run_answer, step_answer, throughput_answer
 from planner.cache import TraceKnobs, Workloads
 from planner.call import Call
-from planner.communication import call_seconds
+from planner.communication import call_seconds, host_step_range
 from planner.fit import fit
 from planner.machine import Machine
 from planner.passes.table import after_trace
@@ -26,6 +26,13 @@ from planner.spec import Spec
 from planner.step import step_time
 from planner.strategy import BatchPlan, Strategy, batch_plan, choices, data_parallel, impossible
 from planner.workload import Workload
+
+# What an offloaded run is taken to have; the figures are in catalog/data/overheads.yaml.
+_HOST = (
+    "offload: the host steps the optimizer with all its cores (torchrun gives each process one: set OMP_NUM_THREADS)",
+    "offload: host memory is pinned, and its need may be half as much again",
+)
+OFFLOADED = {"optimizer": _HOST, "all": _HOST}
 
 Progress = Callable[[str], None]
 # What no answer models yet; listed in every answer that it touches.
@@ -43,10 +50,10 @@ def evaluate(
         pricing = machine.pricing(tf32=strategy.precision == "tf32")
         transfer = call_seconds(workload, strategy, machine)
         time = step_time(workload, pricing, accumulation=batches.accumulation, transfer=transfer)
-    step = None if time is None else step_answer(time, machine)
+    step = None if time is None else step_answer(time, machine, host_step_range(strategy))
     return Estimate(
         verdict=found.verdict,
-        memory=memory_answer(found, machine),
+        memory=memory_answer(found, workload, machine),
         step=step,
         throughput=None if step is None or time is None else throughput_answer(step, time, batches, workload, machine),
         run=None if step is None else run_answer(spec, step, batches, workload, machine),
@@ -55,7 +62,7 @@ def evaluate(
         parameters=workload.parameter_count,
         trainable_parameters=workload.trainable_count,
         flop_per_step=0.0 if time is None else time.flop * machine.count,
-        assumptions=[*workload.assumptions, *machine.assumptions],
+        assumptions=[*workload.assumptions, *machine.assumptions, *OFFLOADED.get(strategy.offload, ())],
         unmodelled=[*UNMODELLED, *(f"operator {name}" for name in (time.unmodelled if time else ()))],
     )
 
@@ -70,12 +77,12 @@ def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:
     )
 
 
-_OF_RANK: dict[tuple[int, str, int], tuple[Workload, Workload]] = {}
+_OF_RANK: dict[tuple[int, str, str, int], tuple[Workload, Workload]] = {}
 
 
 def of_rank(workload: Workload, strategy: Strategy, machine: Machine) -> Workload:
     """The workload with what its sharding adds after the trace; one object for one question, as others remember it."""
-    key = (id(workload), strategy.sharding, data_parallel(strategy, machine.choice))
+    key = (id(workload), strategy.sharding, strategy.offload, data_parallel(strategy, machine.choice))
     if key not in _OF_RANK:
         _OF_RANK[key] = (workload, after_trace(workload, strategy, machine.choice))
     return _OF_RANK[key][1]
@@ -90,10 +97,6 @@ def not_possible(strategy: Strategy, machine: Machine) -> str | None:
     """Why a combination cannot be run, or cannot be answered yet; None when it can."""
     if strategy.compile:
         return "compile: true is not modelled yet; use compile: false, whose step is not faster"
-    if strategy.tensor_parallel > 1:
-        return "tensor_parallel is not modelled yet; use tensor_parallel: 1"
-    if strategy.offload != "none":
-        return "offload is not modelled yet; use offload: none"
     return impossible(strategy, machine.choice, machine.accelerator)
 
 

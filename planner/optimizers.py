@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from catalog.errors import RigplanError
 
 Parameters = list[torch.nn.Parameter]
+AnyTensor = TypeVar("AnyTensor", bound=torch.Tensor)
 
 LEARNING_RATE = 1e-5  # small: a measured run must stay finite, and neither speed nor memory depends on it
 MOMENTUM = 0.9
@@ -28,9 +29,9 @@ PACKAGES = {"lion": ("lion_pytorch", "Lion"), "adamw-8bit": ("bitsandbytes.optim
 class Several:
     """Optimizers that step together, one for each kind of parameter."""
 
-    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, parts: Sequence[torch.optim.Optimizer | Several]) -> None:
         self.parts = parts
-        self.param_groups = [group for part in parts for group in part.param_groups]
+        self.param_groups: list[dict[str, Any]] = [group for part in parts for group in part.param_groups]
 
     def step(self) -> None:
         for part in self.parts:
@@ -104,7 +105,16 @@ def build_optimizer(name: str, implementation: str, module: torch.nn.Module, *, 
         raise RigplanError("the model has no parameter that trains: nothing to step")
     if real and name in PACKAGES:
         return _packaged(*PACKAGES[name], trainable)
-    return _BUILDERS[name](module, trainable, IMPLEMENTATIONS[implementation])
+    parts = [_BUILDERS[name](module, group, IMPLEMENTATIONS[implementation]) for group in alike(trainable)]
+    return parts[0] if len(parts) == 1 else Several(parts)
+
+
+def alike(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
+    """The tensors by what one foreach kernel may take together: those spread over one mesh, and those of one rank."""
+    groups: dict[Any, list[AnyTensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())
 
 
 def hidden_matrices(module: torch.nn.Module) -> Parameters:
@@ -120,14 +130,25 @@ def hidden_matrices(module: torch.nn.Module) -> Parameters:
 def clip_gradients(parameters: Parameters, max_norm: float) -> None:
     """torch.nn.utils.clip_grad_norm_ as on a GPU: one norm kernel a chunk of tensors, then one scaling in place."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    by_dtype: dict[Any, list[torch.Tensor]] = {}
     for gradient in gradients:
-        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+        by_dtype.setdefault((gradient.dtype, getattr(gradient, "device_mesh", None)), []).append(gradient)
     norms = [norm for group in by_dtype.values() for norm in torch._foreach_norm(group, 2.0)]
-    total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].dtype) for norm in norms]), 2.0)
+    totals = [
+        torch.linalg.vector_norm(torch.stack([norm.to(norms[0].dtype) for norm in part]), 2.0) for part in alike(norms)
+    ]
+    total = (
+        totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack([_whole(part) for part in totals]), 2.0)
+    )
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for group in by_dtype.values():
         torch._foreach_mul_(group, coefficient.to(group[0].dtype))
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    """A norm of all ranks' parts."""
+    found: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return found
 
 
 def _torch(kind: str, **settings: Any) -> Callable[..., AnyOptimizer]:
@@ -146,9 +167,12 @@ def _adafactor(_: torch.nn.Module, trainable: Parameters, how: dict[str, Any]) -
 
 def _muon(module: torch.nn.Module, trainable: Parameters, how: dict[str, Any]) -> AnyOptimizer:
     """Muon for the hidden matrices, AdamW for the rest: as torch.optim.Muon asks to be used."""
-    matrices = hidden_matrices(module)
-    if not matrices:
+    hidden = hidden_matrices(module)
+    if not hidden:
         raise RigplanError("unsupported: muon needs matrices outside embeddings and head, and the model has none")
+    matrices = _without(hidden, _without(hidden, trainable))
+    if not matrices:
+        return torch.optim.AdamW(trainable, lr=LEARNING_RATE, **how)
     muon = torch.optim.Muon(matrices, lr=LEARNING_RATE)
     rest = _without(trainable, matrices)
     return Several([muon, torch.optim.AdamW(rest, lr=LEARNING_RATE, **how)]) if rest else muon

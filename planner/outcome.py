@@ -56,16 +56,19 @@ class Outcomes:
         note = f"micro_batch auto: {best} is the fastest of those tried; {found} is the largest that fits"
         return self._evaluated(strategy, machine, best, self.workloads.searched(knobs, best), how.timed, note)
 
-    def _settled(self, strategy: Strategy, machine: Machine, micro_batch: int, how: How) -> Estimate:
+    def _settled(self, strategy: Strategy, machine: Machine, micro_batch: int, how: How) -> Estimate | str:
         knobs = knobs_of(strategy, machine)
         read = self.workloads.searched if how.read_off else self.workloads.at
         return self._evaluated(strategy, machine, micro_batch, read(knobs, micro_batch), how.timed)
 
     def _evaluated(
         self, strategy: Strategy, machine: Machine, micro_batch: int, workload: Workload, timed: bool, note: str = ""
-    ) -> Estimate:
+    ) -> Estimate | str:
         batches = batches_at(strategy, machine, micro_batch)
         found = evaluate(self.spec, strategy, machine, batches, workload, timed=timed)
+        short = host_short(found.memory.host_bytes, machine)
+        if short:
+            return short
         return found.model_copy(update={"notes": [*found.notes, note]}) if note else found
 
     def _largest(self, strategy: Strategy, machine: Machine, knobs: TraceKnobs, sizes: Sequence[int]) -> int | None:
@@ -143,6 +146,17 @@ def too_large(needed_bytes: float, usable_bytes: int, phase: str, where: str) ->
     return f"does not fit {where}: needs {gib(needed_bytes)} of {gib(usable_bytes)}{lacks}{when}"
 
 
+def host_short(needed_bytes: int, machine: Machine) -> str | None:
+    """Why an offloaded run cannot be: the host has less memory than it needs. None where it has enough."""
+    there = machine.choice.host_memory_bytes or machine.node.host_memory_bytes
+    if needed_bytes <= there:
+        return None
+    return (
+        f"offload needs {gib(needed_bytes)} of host memory a node, and there are {gib(there)}; use a larger host "
+        "(hardware.host_memory), more nodes, or offload: none"
+    )
+
+
 def batches_at(strategy: Strategy, machine: Machine, micro_batch: int) -> BatchPlan:
     """The batch plan with this micro-batch, which must be one of `micro_batches`."""
     batches = batch_plan(replace(strategy, micro_batch=micro_batch), machine.choice)
@@ -156,4 +170,4 @@ def _limit_bytes(machine: Machine) -> float:
     return (machine.usable_bytes - machine.context_bytes[2]) / (1 + share)
 
 
-__all__ = ["Outcomes", "batches_at", "too_large"]
+__all__ = ["Outcomes", "batches_at", "host_short", "too_large"]

@@ -56,6 +56,7 @@ OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
 Checkpointing = Literal["none", "full", "selective"]
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
+TensorParallelStyle = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise"]
 Allocator = Literal["default", "expandable"]
 Objective = Literal["cost", "time", "pareto", "amount"]
 
@@ -79,6 +80,8 @@ class ModelSpec(SpecPart):
     task: Task | None = None  # inferred where the config decides it
     attention: Choices[Attention] = ("sdpa",)
     lora: LoraSpec | None = None
+    # how tensor_parallel cuts a module that brings no plan: names of linear layers and embeddings, * for a number
+    tensor_parallel_plan: dict[str, TensorParallelStyle] | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.collectives import is_collective, per_event, roles, schedule
+from planner.collectives import HOST_LANE, is_collective, lanes, per_event, roles, schedule
 from planner.cost import Pricing, price, seconds
 from planner.operators import UNKNOWN, Operator, describe
 from planner.passes.ddp import LAST
@@ -51,6 +51,7 @@ class StepTime:
     executed_flop: float
     words: frozenset[str]
     unmodelled: tuple[str, ...]
+    host_step_seconds: float = 0.0  # of the optimizer on the host, where it is offloaded
 
     @property
     def host_bound_share(self) -> float:
@@ -83,7 +84,7 @@ def step_time(
     queues = _Queues()
     parts = dict.fromkeys(PHASES, 0.0)
     link = np.zeros(len(workload.calls)) if transfer is None else transfer
-    role = roles(workload)
+    role, lane = roles(workload), lanes(workload)
     final = workload.segments.get(LAST, micro)
     before = (0.0, 0.0, dict(parts))
     walked = min(accumulation, WALKED)
@@ -91,18 +92,19 @@ def step_time(
         if turn == walked - 1 and accumulation > walked:
             _skip(queues, parts, before, accumulation - walked)
         before = (queues.host, queues.device, dict(parts))
-        queues.run(final if turn == walked - 1 else micro, costs.device, host, parts, link, role)
-    queues.run(update, costs.device, host, parts, link, role, first=bookkeeping)
+        queues.run(final if turn == walked - 1 else micro, costs.device, host, parts, link, role, lane)
+    queues.run(update, costs.device, host, parts, link, role, lane, first=bookkeeping)
     total = max(queues.device, queues.host, queues.link) + factor("host_synchronize_s")
     counts = _counts(workload, micro) * (accumulation - 1) + _counts(workload, final) + _counts(workload, update)
     floor = float(costs.floor @ counts)
+    sent = np.where(lane == HOST_LANE, 0.0, link)
     return StepTime(
         seconds=max(total, floor),
         forward_seconds=parts["forward"],
         backward_seconds=parts["backward"],
         optimizer_seconds=parts["optimizer"],
-        communication_seconds=float(link @ counts),
-        exposed_communication_seconds=min(queues.exposed, float(link @ counts)),
+        communication_seconds=float(sent @ counts),
+        exposed_communication_seconds=min(queues.exposed, float(sent @ counts)),
         host_seconds=queues.host,
         device_seconds=float(costs.device @ counts),
         floor_seconds=floor,
@@ -110,6 +112,7 @@ def step_time(
         executed_flop=float(costs.executed @ counts),
         words=frozenset(word for word, count in zip(costs.words, counts, strict=True) if word and count),
         unmodelled=_unmodelled(costs),
+        host_step_seconds=float((link - sent) @ counts),
     )
 
 
@@ -171,6 +174,7 @@ class _Queues:
         parts: dict[str, float],
         link: Seconds,
         role: npt.NDArray[np.int64],
+        lane: npt.NDArray[np.int64],
         first: float = 0.0,
     ) -> None:
         """Issue and execute a segment; adds each phase's length to `parts`. The host is busy for `first` before it."""
@@ -184,6 +188,7 @@ class _Queues:
             issued,
             per_event(events, link),
             per_event(events, role),
+            lane=per_event(events, lane),
             device=self.device,
             link=self.link,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
 from planner.spec import DataSpec, ModelSpec
 from planner.workload import FREE, Events, Parameter, Workload
-from planner.wrappers import checkpointing, fsdp, lora, quantized
+from planner.wrappers import checkpointing, fsdp, lora, quantized, tensor_parallel
 from planner.wrappers.sharded_recorder import ShardedRecorder
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -52,8 +52,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(cuda_semantics(knobs.capability))
         if devices is not None and knobs.mesh is not None:  # the whole is never on the device: load holds shards alone
-            _fake(module, recorder)
-            fsdp.shard(module, devices, knobs.mesh.sharding, knobs.precision)
+            _fake(module, None)
+            assumptions += _split(module, devices, knobs, model.tensor_parallel_plan)
         stack.enter_context(recorder)
         if isinstance(recorder, ShardedRecorder):
             stack.enter_context(recorder.watching())
@@ -66,7 +66,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         inputs = {name: _on_device(value) for name, value in given.items()}
         for value in _tensors_in(inputs):
             recorder.block_of(value)
-        precision = knobs.precision if devices is None else "fp32"  # FSDP casts by a policy of its own, not by autocast
+        cast_by_fsdp = knobs.mesh is not None and knobs.mesh.sharding != "none"  # by a policy of its own, not autocast
+        precision = "fp32" if cast_by_fsdp else knobs.precision
         try:
             _micro_step(module, inputs, precision, recorder)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -74,7 +75,10 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         except RigplanError:
             raise
         except Exception as error:
-            raise RigplanError(f"the trace failed in {type(error).__name__}: {str(error).splitlines()[0]}") from error
+            why = next(iter(str(error).splitlines()), "")
+            if knobs.mesh is not None and knobs.mesh.tensor > 1:
+                why += "; the model may not run under its tensor-parallel plan: use tensor_parallel: 1"
+            raise RigplanError(f"the trace failed in {type(error).__name__}: {why}") from error
         segments["micro_step"] = recorder.segment()
         whole = quantized.whole_shapes(module)
         ready = [_parameter(name, value, whole.get(name), recorder) for name, value in parameters]
@@ -96,6 +100,17 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         )
         del inputs, given
     return workload
+
+
+def _split(module: torch.nn.Module, devices: Any, knobs: TraceKnobs, plan: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Cut the module over the ranks of its mesh, layers first; returns what is assumed in doing so."""
+    mesh = knobs.mesh
+    told: tuple[str, ...] = ()
+    if mesh is not None and mesh.tensor > 1:
+        told = tensor_parallel.apply(module, fsdp.part_of(devices, ("tensor",)), plan)
+    if mesh is not None and mesh.sharding != "none":
+        fsdp.shard(module, devices, mesh.sharding, knobs.precision)
+    return told
 
 
 def versions() -> dict[str, str]:
@@ -157,17 +172,26 @@ def _optimizer_steps(module: torch.nn.Module, knobs: TraceKnobs, recorder: Recor
 def _adopt(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.nn.Parameter]]:
     """The parameters of a sharded module; their shards are born now."""
     named = list(module.named_parameters())
-    for index, (_, parameter) in enumerate(named):
+    for _, parameter in named:
         recorder.block_of(parameter)
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_ready(recorder, index))
+    _watch(named, recorder)
     for buffer in module.buffers():
         recorder.recategorise(recorder.block_of(buffer), "buffers")
     return named
 
 
-def _fake(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.nn.Parameter]]:
-    """Put fake tensors in place of the module's meta ones, keeping ties; returns the parameters, each once."""
+def _watch(named: list[tuple[str, torch.nn.Parameter]], recorder: Recorder) -> None:
+    """Let the recorder hear when each parameter's gradient is there."""
+    for index, (_, parameter) in enumerate(named):
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_ready(recorder, index))
+
+
+def _fake(module: torch.nn.Module, recorder: Recorder | None) -> list[tuple[str, torch.nn.Parameter]]:
+    """Put fake tensors in place of the module's meta ones, keeping ties; returns the parameters, each once.
+
+    Without a recorder they are not the rank's own yet: they are split first, and taken by `_adopt`.
+    """
     made: dict[int, torch.Tensor] = {}
     named: list[tuple[str, torch.nn.Parameter]] = []
     for prefix, part in module.named_modules():
@@ -188,14 +212,14 @@ def _fake(module: torch.nn.Module, recorder: Recorder) -> list[tuple[str, torch.
                 fresh = made[id(buffer)] = torch.empty_strided(
                     buffer.shape, buffer.stride(), dtype=buffer.dtype, device="cpu"
                 )
-                recorder.recategorise(recorder.block_of(fresh), "buffers")
+                if recorder is not None:
+                    recorder.recategorise(recorder.block_of(fresh), "buffers")
             part._buffers[name] = fresh
         if isinstance(part, torch.nn.RNNBase):
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
             part._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in part._flat_weights]
-    for index, (_, parameter) in enumerate(named):
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_ready(recorder, index))
+    if recorder is not None:
+        _watch(named, recorder)
     return named
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.call import Call
+from planner.call import ITEM_BYTES, Call
 
 Integers = npt.NDArray[np.int64]
 
@@ -73,6 +73,7 @@ class Workload:
     task: str
     assumptions: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    host_bytes: int = 0  # what lies in host memory instead of on the GPU
 
     @property
     def parameter_count(self) -> int:
@@ -81,6 +82,10 @@ class Workload:
     @property
     def trainable_count(self) -> int:
         return sum(parameter.elements for parameter in self.parameters if parameter.trainable)
+
+    def elements_here(self, parameter: Parameter) -> int:
+        """Elements of a parameter that lie on this rank: all, but for one that tensor-parallel ranks share."""
+        return min(parameter.elements, int(self.block_bytes[parameter.block]) // ITEM_BYTES[parameter.dtype])
 
     def calls_in(self, segment: str) -> Integers:
         """Indices into `calls` of a segment's launches, in order."""

@@ -46,7 +46,7 @@ def gradient_buckets(workload: Workload) -> tuple[Bucket, ...]:
     for index in ready_order(workload):
         parameter = workload.parameters[index]
         members, held = open_ones.get(parameter.dtype, ([], 0))
-        members, held = [*members, index], held + gradient_bytes(parameter)
+        members, held = [*members, index], held + gradient_bytes(workload, parameter)
         if held >= limits.get(parameter.dtype, FIRST_BUCKET_BYTES):
             closed.append(Bucket(parameter.dtype, tuple(members), held))
             limits[parameter.dtype] = BUCKET_BYTES
@@ -63,8 +63,8 @@ def ready_order(workload: Workload) -> tuple[int, ...]:
     return tuple(reversed(dict.fromkeys(reversed(arrived))))
 
 
-def gradient_bytes(parameter: Parameter) -> int:
-    return parameter.elements * ITEM_BYTES[parameter.dtype]
+def gradient_bytes(workload: Workload, parameter: Parameter) -> int:
+    return workload.elements_here(parameter) * ITEM_BYTES[parameter.dtype]
 
 
 def apply(workload: Workload, ranks: int) -> Workload:
@@ -87,7 +87,7 @@ def apply(workload: Workload, ranks: int) -> Workload:
         writer.event(code, value, views)
         if code != GRADIENT or complete_at[value] != at:
             continue
-        spec = _flat(workload.parameters[value])
+        spec = _flat(workload, value)
         writer.call(
             Call("mul.out", (spec, TensorSpec("f32", ())), (), (spec,))
         )  # divided by the replicas on the way in
@@ -100,7 +100,7 @@ def apply(workload: Workload, ranks: int) -> Workload:
     for bucket, which in reductions:
         writer.wait(which)
         for index in bucket.parameters:
-            spec = _flat(workload.parameters[index])
+            spec = _flat(workload, index)
             writer.call(Call("copy_.default", (spec, spec), (), (spec,)))
     last = writer.segment()
     grown, load = born_at_load(workload, [bucket.size_bytes for bucket in buckets], "workspace")
@@ -133,5 +133,6 @@ def last_arrivals(workload: Workload) -> dict[int, int]:
     return dict(zip(events.values[at].tolist(), at.tolist(), strict=True))
 
 
-def _flat(parameter: Parameter) -> TensorSpec:
-    return TensorSpec(parameter.dtype, (parameter.elements,))
+def _flat(workload: Workload, index: int) -> TensorSpec:
+    parameter = workload.parameters[index]
+    return TensorSpec(parameter.dtype, (workload.elements_here(parameter),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.collectives import Mesh
-from planner.passes import ddp, zero
+from planner.passes import ddp, offload, zero
 from planner.strategy import HardwareChoice, Strategy, data_parallel
 from planner.workload import Workload
 
@@ -30,7 +30,8 @@ def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
     Stage 3 of ZeRO is left as `zero3`: what it keeps gathered depends on the model's size (see zero.sharding_of).
     """
     ranks, tensor = data_parallel(strategy, hardware), strategy.tensor_parallel
-    if ranks == 1 or strategy.sharding in ("none", "zero1", "zero2"):
+    alone = ranks == 1 and strategy.offload == "none"
+    if alone or strategy.sharding in ("none", "zero1", "zero2"):
         return None if tensor == 1 else Mesh("none", tensor=tensor)
     if strategy.sharding == "hsdp":
         return Mesh("hsdp", ranks // hardware.nodes, hardware.nodes, tensor)
@@ -39,10 +40,12 @@ def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
 
 def trace_precision(strategy: Strategy, hardware: HardwareChoice) -> str:
     """The precision to trace in: ZeRO's weights lie in the low dtype."""
-    sharded = strategy.sharding in ZERO and data_parallel(strategy, hardware) > 1
+    sharded = strategy.sharding in ZERO and (data_parallel(strategy, hardware) > 1 or strategy.offload != "none")
     return LOW.get(strategy.precision, strategy.precision) if sharded else strategy.precision
 
 
 def after_trace(workload: Workload, strategy: Strategy, hardware: HardwareChoice) -> Workload:
-    """The workload of one rank with what its sharding adds after the trace."""
+    """The workload of one rank with what its sharding and offload add after the trace."""
+    if strategy.offload != "none":
+        return offload.PASSES[strategy.sharding](workload, data_parallel(strategy, hardware), strategy.offload)
     return PASSES[strategy.sharding](workload, data_parallel(strategy, hardware))

@@ -10,6 +10,7 @@ Source: deepspeed/runtime/zero/{stage_1_and_2,stage3,partitioned_param_coordinat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from planner.call import ITEM_BYTES, Call, TensorSpec
@@ -31,14 +32,14 @@ def apply(workload: Workload, ranks: int, stage: int) -> Workload:
         raise ValueError(f"stage {stage} is not 1 or 2; stage 3 is partitioned()")
     if ranks == 1:
         return workload
-    item = _item(workload)
+    item = item_bytes(workload)
     part = share_elements(workload.trainable_count, ranks)
     states = -(-state_bytes(workload) * (4 // item) // ranks)
     grown, load = ddp.born_at_load(workload, [part * 4, states], "optimizer")
-    grown, buffers = _more(grown, [BUCKET_ELEMENTS * item] * BUCKETS, "workspace")
-    grown, (partition,) = _more(grown, [part * item], "gradients")
+    grown, buffers = more(grown, [BUCKET_ELEMENTS * item] * BUCKETS, "workspace")
+    grown, (partition,) = more(grown, [part * item], "gradients")
     writer = Writer(workload.calls)
-    micro = _micro_step(workload, writer, buffers, partition, stage)
+    micro = micro_step(workload, writer, buffers, partition, stage)
     grown, step = _step(grown, writer, part, 0 if item == 4 else part * 4, "world")
     parameters = workload.parameters
     if stage == 2:
@@ -54,11 +55,11 @@ def partitioned(workload: Workload, ranks: int) -> Workload:
     """Stage 3 of a workload that was traced under FSDP2 with weights in the computing dtype (see `sharding_of`)."""
     if ranks == 1:
         return workload
-    item = _item(workload)
+    item = item_bytes(workload)
     part = sum(-(-parameter.elements // ranks) for parameter in workload.parameters if parameter.trainable)
     sizes = ([part * 4] if item < 4 else []) + [state_bytes(workload) * (4 // item)]
     grown, load = ddp.born_at_load(workload, sizes, "optimizer")
-    grown, (bucket,) = _more(grown, [BUCKET_ELEMENTS * item], "workspace")
+    grown, (bucket,) = more(grown, [BUCKET_ELEMENTS * item], "workspace")
     load = _append(load, ALLOCATE, bucket)
     writer = Writer(workload.calls)
     grown, step = _step(grown, writer, part, 0 if item == 4 else part * 4, None)
@@ -88,7 +89,7 @@ def zero_redundancy(workload: Workload, ranks: int) -> Workload:
     writer = Writer(replicated.calls)
     segments = dict(replicated.segments)
     for name in ("optimizer_first", "optimizer"):
-        for event in _rows(segments[name]):
+        for event in rows(segments[name]):
             writer.event(*event)
         for share in shares:
             which = writer.call(collective("broadcast", trained[0].dtype, share, "world"))
@@ -106,20 +107,30 @@ def greedy_shares(elements: list[int], ranks: int) -> list[int]:
     return shares
 
 
-def _micro_step(workload: Workload, writer: Writer, buffers: list[int], partition: int, stage: int) -> Events:
-    """Gradients go into buckets; a full one is reduced to the ranks that own its parts."""
+def micro_step(
+    workload: Workload,
+    writer: Writer,
+    buffers: list[int],
+    partition: int | None,
+    stage: int,
+    after: Callable[[int], int] | None = None,
+) -> Events:
+    """Gradients go into buckets; a full one is reduced to the ranks that own its parts, into their `partition`.
+
+    `after` writes what follows a reduction of so many elements, and returns what to wait for at the end.
+    """
     held, pending = 0, list[int]()
     left = len(ddp.ready_order(workload))
     events = workload.segments["micro_step"]
     last = ddp.last_arrivals(workload)
     freed: set[int] = set()
-    for at, (code, value, views) in enumerate(_rows(events)):
+    for at, (code, value, views) in enumerate(rows(events)):
         if not (code == FREE and value in freed):
             writer.event(code, value, views)
         if code == PHASE and PHASES[value] == "backward":
             for buffer in buffers:
                 writer.event(ALLOCATE, buffer)
-            if stage == 2:
+            if partition is not None and stage == 2:
                 writer.event(ALLOCATE, partition)
         if code != GRADIENT or at != last[value]:
             continue
@@ -132,6 +143,8 @@ def _micro_step(workload: Workload, writer: Writer, buffers: list[int], partitio
         held, left = held + parameter.elements, left - 1
         if held >= BUCKET_ELEMENTS or not left:
             pending.append(writer.call(collective("reduce_scatter", parameter.dtype, held, "world")))
+            if after is not None:
+                pending.append(after(held))
             held = 0
     if pending:
         writer.wait(pending[-1])
@@ -150,7 +163,7 @@ def _step(
     dtype = next(parameter.dtype for parameter in workload.parameters if parameter.trainable)
     low, high = TensorSpec(dtype, (part,)), TensorSpec("f32", (part,))
     if gradient_bytes:
-        workload, blocks = _more(workload, [gradient_bytes], "temporary")
+        workload, blocks = more(workload, [gradient_bytes], "temporary")
         writer.event(ALLOCATE, blocks[0])
         writer.call(Call("_to_copy.default", (low,), (("dtype", "f32"),), (high,)))
     for call in flat_step(workload, part):
@@ -163,23 +176,23 @@ def _step(
     return workload, writer.segment()
 
 
-def _more(workload: Workload, sizes: list[int], category: str) -> tuple[Workload, list[int]]:
+def more(workload: Workload, sizes: list[int], category: str) -> tuple[Workload, list[int]]:
     first = len(workload.block_bytes)
     grown, _ = ddp.born_at_load(workload, sizes, category)
     return grown, list(range(first, first + len(sizes)))
 
 
-def _item(workload: Workload) -> int:
+def item_bytes(workload: Workload) -> int:
     return ITEM_BYTES[next(parameter.dtype for parameter in workload.parameters if parameter.trainable)]
 
 
-def _rows(events: Events) -> list[tuple[int, int, int]]:
+def rows(events: Events) -> list[tuple[int, int, int]]:
     return list(zip(events.codes.tolist(), events.values.tolist(), events.views.tolist(), strict=True))
 
 
 def _append(events: Events, code: int, value: int) -> Events:
     writer = Writer(())
-    for row in _rows(events):
+    for row in rows(events):
         writer.event(*row)
     writer.event(code, value)
     return writer.segment()

@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ COLLECTIVES = {
     "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 0),
     "_c10d_functional.all_to_all_single": ("all_to_all", 0),
 }
+# Whose advice on how to lay meshes out is for the author of a training script.
+ADVICE = "torch.distributed.tensor._redistribute"
 SILENT = ("profiler", "c10d", "_c10d_functional")
 
 
@@ -80,6 +83,8 @@ class ShardedRecorder(Recorder):
             finally:
                 self._quiet = before
 
+        said, level = logging.getLogger(ADVICE), logging.getLogger(ADVICE).level
+        said.setLevel(logging.ERROR)
         torch.UntypedStorage.resize_ = watched  # type: ignore[assignment]
         ShardingPropagator._propagate_tensor_meta_non_cached = unheard  # type: ignore[method-assign, assignment]
         try:
@@ -87,6 +92,7 @@ class ShardedRecorder(Recorder):
                 warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # a loss that is a view of logits
                 yield
         finally:
+            said.setLevel(level)
             torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
             ShardingPropagator._propagate_tensor_meta_non_cached = asking  # type: ignore[method-assign]
 

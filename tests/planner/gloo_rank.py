@@ -1,10 +1,11 @@
-"""One of two real gloo ranks: trains a small model once each way and prints what lies on it. Run by
+"""One of two or four real gloo ranks: trains small models once each way and prints what lies on it. Run by
 test_sharding_truth."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,8 +14,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from planner.optimizers import AnyOptimizer, Several, build_optimizer, clip_gradients
 from planner.wrappers import fsdp, tensor_parallel
-from tests.planner.sharded_model import PLAN, Small
+from tests.planner.sharded_model import PLAN, TINY, Small
 
 
 def size(tensors: object) -> int:
@@ -25,29 +27,47 @@ def size(tensors: object) -> int:
     )
 
 
-def report(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, states: torch.optim.Optimizer | None = None
-) -> dict[str, int]:
+def report(model: torch.nn.Module, optimizer: AnyOptimizer, *states: torch.optim.Optimizer) -> dict[str, int]:
     torch.manual_seed(0)
     for _ in range(2):
         model(torch.randint(0, 1003, (1, 32))).backward()
         optimizer.step()
-    held = [
+    return held(model, states or (optimizer,))
+
+
+def held(model: torch.nn.Module, optimizers: Sequence[AnyOptimizer]) -> dict[str, int]:
+    states = [
         value
-        for state in (states or optimizer).state.values()
+        for optimizer in optimizers
+        for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, torch.Tensor)
     ]
     return {
         "weights": size(model.parameters()),
         "gradients": size([parameter.grad for parameter in model.parameters() if parameter.grad is not None]),
-        "optimizer": size(held),
+        "optimizer": size(states),
     }
 
 
-def main(rank: int, ranks: int, store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+def of_transformers(ranks: int) -> dict[str, dict[str, int]]:
+    """A step of a language model cut by its own plan, mixed precision and clipping as in a training loop."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY))
+    tensor_parallel.apply(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("tensor",)))
+    optimizer = build_optimizer("adamw", "foreach", model)
+    words = torch.randint(0, TINY["vocab_size"], (2, 32))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(input_ids=words, labels=words).loss
+    loss.backward()
+    clip_gradients(list(model.parameters()), 1.0)
+    optimizer.step()
+    return {"transformers": held(model, optimizer.parts if isinstance(optimizer, Several) else (optimizer,))}
+
+
+def of_two(ranks: int) -> dict[str, dict[str, int]]:
     found = {}
     replica = DistributedDataParallel(Small())
     found["none"] = report(replica, torch.optim.AdamW(replica.parameters()))
@@ -61,9 +81,31 @@ def main(rank: int, ranks: int, store: str) -> None:
     model = Small()
     tensor_parallel.apply(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("tensor",)), PLAN)
     found["tensor"] = report(model, torch.optim.AdamW(model.parameters(), foreach=False))
-    print(json.dumps(found))
+    return found
+
+
+def of_four(_: int) -> dict[str, dict[str, int]]:
+    found = {}
+    devices = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+    model = Small()
+    tensor_parallel.apply(model, devices["tensor"], PLAN)
+    fsdp.shard(model, devices, "fsdp", "fp32")
+    found["fsdp and tensor"] = report(model, torch.optim.AdamW(model.parameters(), foreach=False))
+    model = Small()
+    fsdp.shard(model, init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), "hsdp", "fp32")
+    found["hsdp"] = report(model, torch.optim.AdamW(model.parameters()))
+    return found
+
+
+WAYS = {"two": of_two, "four": of_four, "transformers": of_transformers}
+
+
+def main(rank: int, ranks: int, store: str, ways: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    print(json.dumps(WAYS[ways](ranks)))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -17,6 +17,12 @@ from planner.wrappers.sharded_recorder import ShardedRecorder
 
 PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise_gather_output"}
 
+# A language model of transformers: grouped heads, norms on queries and keys, one weight for embedding and head
+TINY = {
+    "model_type": "qwen3", "vocab_size": 1003, "hidden_size": 96, "intermediate_size": 250, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "tie_word_embeddings": True,
+}  # fmt: skip
+
 
 class Block(nn.Module):
     def __init__(self, width: int, inner: int) -> None:

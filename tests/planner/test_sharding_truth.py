@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer states of a rank are torch's own, to 0.2 %: against two real ranks over gloo."""
+"""Weights, gradients and optimizer states of a rank are torch's own, to 0.2 %: against real ranks over gloo."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.cache import TraceKnobs
 from planner.collectives import Mesh
 from planner.passes import ddp, zero
 from planner.passes.partition import state_bytes
+from planner.spec import Spec
+from planner.trace import trace
 from planner.workload import Workload
-from tests.planner.sharded_model import traced
+from tests.planner.sharded_model import TINY, traced
 
 HERE = Path(__file__).parent
 
@@ -23,17 +26,21 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def torch_says(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     """Bytes by sharding and category, of the rank that holds the most."""
-    store = tmp_path_factory.mktemp("gloo") / "store"
+    return of_real_ranks("two", 2, tmp_path_factory)
+
+
+def of_real_ranks(ways: str, count: int, folder: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    store = folder.mktemp("gloo") / "store"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "gloo_rank.py"), str(rank), "2", str(store)],
+            [sys.executable, str(HERE / "gloo_rank.py"), str(rank), str(count), str(store), ways],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]  # fmt: skip
     outputs = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][1][-2000:]
+    assert [rank.returncode for rank in ranks] == [0] * count, outputs[0][1][-2000:]
     found = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
     return {way: {name: max(one[way][name] for one in found) for name in found[0][way]} for way in found[0]}
 
@@ -47,6 +54,14 @@ def rank_bytes(workload: Workload) -> dict[str, int]:
     }
 
 
+def of_transformers(tensor: int) -> Workload:
+    """The workload that an answer is made of, of a model with a plan of its own."""
+    spec = Spec.load({"model": {"config": TINY}, "data": {"sequence_length": 32}, "hardware": {"gpu": "h200-sxm"}})
+    mesh = Mesh("none", tensor=tensor)
+    knobs = TraceKnobs("bf16-mixed", "sdpa", "none", "adamw", "foreach", 1.0, (9, 0), mesh)
+    return trace(spec.model, spec.data, knobs, 2)
+
+
 WAYS = {
     "none": lambda: ddp.apply(traced(), 2),
     "zero1": lambda: zero.zero_redundancy(traced(), 2),
@@ -58,7 +73,22 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_rank_holds_between_steps_is_what_torch_holds(torch_says: dict[str, dict[str, int]], way: str) -> None:
-    ours = rank_bytes(WAYS[way]())
-    assert torch_says[way]["weights"] > 400_000
-    for name, size in torch_says[way].items():
-        assert ours[name] == pytest.approx(size, rel=0.002), name
+    agree(WAYS[way](), torch_says[way])
+
+
+def agree(ours: Workload, torchs: dict[str, int]) -> None:
+    assert torchs["weights"] > 200_000
+    for name, size in torchs.items():
+        assert rank_bytes(ours)[name] == pytest.approx(size, rel=0.002), name
+
+
+@pytest.mark.slow
+def test_a_layer_cut_twice_and_a_hybrid_mesh_are_torchs_too(tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = of_real_ranks("four", 4, tmp_path_factory)
+    agree(traced(Mesh("fsdp", 2, tensor=2)), found["fsdp and tensor"])
+    agree(traced(Mesh("hsdp", shard=2, replicate=2)), found["hsdp"])
+
+
+@pytest.mark.slow
+def test_a_model_cut_by_its_own_plan_holds_what_torch_holds(tmp_path_factory: pytest.TempPathFactory) -> None:
+    agree(of_transformers(2), of_real_ranks("transformers", 2, tmp_path_factory)["transformers"])
