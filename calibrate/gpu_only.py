@@ -19,6 +19,7 @@ aten: Any = torch.ops.aten
 Arguments = dict[str, Any]
 Thunk = Callable[[], Any]
 
+RANDOM_INSTRUCTIONS = 60  # of a fused kernel's element, from which on it draws random numbers
 CUDNN_RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 ALIGNED_MASK_ELEMENTS = 16  # the memory-efficient kernel wants each row of a mask to start at such a multiple
 
@@ -190,11 +191,32 @@ def softmax_backward(name: str) -> Callable[[Arguments, torch.device], Thunk]:
     return backward
 
 
+def fused(given: Arguments, device: torch.device) -> Thunk:
+    """A chain over rows as long as what is reduced, compiled on a GPU; tensors of other sizes are read by broadcast."""
+    kept, reduced = given["kept"], given["reduced"]
+    p = 0.1 if given["instructions"] >= RANDOM_INSTRUCTIONS * kept * reduced else 0.0
+    parts = [part.view(kept, reduced) if part.numel() == kept * reduced else part for part in given["read"]]
+    chain = torch.compile(_chain, dynamic=False) if device.type == "cuda" else _chain
+    return lambda: chain(parts, reduced > 1, p)
+
+
+def _chain(parts: list[torch.Tensor], reduces: bool, p: float) -> list[torch.Tensor]:
+    """Pointwise steps over the sum of the parts; where rows are reduced, a normalisation of each."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    if reduces:
+        total = (total - total.mean(-1, keepdim=True)) * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5)
+    total = torch.nn.functional.dropout(total * torch.sigmoid(total), p)
+    return [total.to(parts[0].dtype).view(-1)]
+
+
 COUNTERPARTS: dict[str, Callable[[Arguments, torch.device], Thunk]] = {
     "rigplan.attention_forward": attention_forward,
     "rigplan.attention_backward": attention_backward,
     "rigplan.rnn_forward": rnn_forward,
     "rigplan.rnn_backward": rnn_backward,
+    "rigplan.fused": fused,
     "_softmax": softmax("softmax"),
     "_log_softmax": softmax("log_softmax"),
     "_softmax_backward_data": softmax_backward("softmax"),

@@ -34,4 +34,5 @@ KERNELS: dict[str, Callable[[], Iterator[Call]]] = {
     "gather": memory.gather,
     "scatter": memory.scatter,
     "optimizer": memory.optimizer,
+    "fused": memory.fused,
 }

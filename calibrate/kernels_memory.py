@@ -10,6 +10,7 @@ from calibrate.calls import make, tensor, transposed
 from planner.call import Call, TensorSpec
 
 ELEMENTS = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23, 1 << 25, 1 << 28)
+LONGEST_ON_CHIP = 1024  # elements of a row that Inductor reduces without a loop
 WIDTH = 1024  # of the last dimension, where a size is only a number of elements
 
 # Pointwise operators by how many tensors of the size they read; `None` among further arguments stands for one more.
@@ -265,3 +266,16 @@ def optimizer() -> Iterator[Call]:
         yield Call("_foreach_div_.ScalarList", (model, each), (), ())
         yield Call("_foreach_addcdiv_.ScalarList", (model, model, model, each), (), ())
         yield Call("_foreach_mul_.Tensor", (model, tensor(dtype)), (), ())
+
+
+def fused() -> Iterator[Call]:
+    """Chains over one to four tensors: pointwise, with dropout, and with a normalisation of rows that fit on chip or
+    do not."""
+    for dtype, elements, parts in itertools.product(("bf16", "f32"), ELEMENTS[1:], (1, 2, 4)):
+        for reduced in (1, 768, 4096, 65536):
+            for instructions in (30, 90) if reduced == 1 else (40,):
+                kept = max(1, elements // reduced)
+                spec = TensorSpec(dtype, (kept * reduced,))
+                facts = (("kept", kept), ("reduced", reduced), ("persistent", 1 < reduced <= LONGEST_ON_CHIP),
+                         ("scattered", 0), ("instructions", instructions * kept * reduced))  # fmt: skip
+                yield Call("rigplan.fused.default", ((spec,) * parts,), facts, (spec,))

@@ -87,8 +87,13 @@ def _peak(workload: Workload, machine: Machine) -> float:
     return peaks["fp16"] if "f16" in low and "fp16" in peaks else peaks.get("fp32", next(iter(peaks.values())))
 
 
-def run_answer(spec: Spec, step: Step, batches: BatchPlan, workload: Workload, machine: Machine) -> Run | None:
-    """Days and GPU-hours of the whole of `data.total`, None without one; what they cost is for money.py to say."""
+def run_answer(
+    spec: Spec, step: Step, batches: BatchPlan, workload: Workload, machine: Machine, start_seconds: float = 0.0
+) -> Run | None:
+    """Days and GPU-hours of the whole of `data.total`, None without one; what they cost is for money.py to say.
+
+    `start_seconds` pass before the first step, as compiling does.
+    """
     total = spec.data.amount()
     if total is None:
         return None
@@ -99,12 +104,12 @@ def run_answer(spec: Spec, step: Step, batches: BatchPlan, workload: Workload, m
         "epochs": total.amount * (total.epoch_samples or 0),
     }[total.kind]
     steps = max(1, round(samples / batches.global_batch))
-    days = steps * step.seconds / DAY_S
+    days = (start_seconds + steps * step.seconds) / DAY_S
     gpu_hours = days * 24 * machine.count
     return Run(
         steps=steps,
         days=days,
-        low_days=steps * step.low_seconds / DAY_S,
-        high_days=steps * step.high_seconds / DAY_S,
+        low_days=(start_seconds + steps * step.low_seconds) / DAY_S,
+        high_days=(start_seconds + steps * step.high_seconds) / DAY_S,
         gpu_hours=gpu_hours,
     )

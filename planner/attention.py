@@ -56,12 +56,13 @@ def attention_kernel(
     plain_mask = mask is None or (mask.dims in (2, 4) and not mask.needs_grad)
     if not rows_contiguous or (mask is not None and mask.dims not in (2, 4)):
         return "math"
-    if half and plain_mask and head_size <= CUDNN_HEAD_SIZE.get(capability, 0) and head_size % 8 == 0:
+    mask_fits = mask is None or mask.rows_contiguous
+    cudnn_fits = head_size <= CUDNN_HEAD_SIZE.get(capability, 0) and head_size % 8 == 0
+    if half and plain_mask and mask_fits and cudnn_fits:
         return "cudnn"
     if half and mask is None and _flash_runs(head_size, capability, dropout, needs_grad) and not causal_oblong:
         return "flash"
     aligned = head_size * dtype.itemsize % HEAD_ALIGNMENT_BYTES == 0
-    mask_fits = mask is None or mask.rows_contiguous
     known = (
         dtype == torch.float32 or (dtype == torch.float16 and capability >= (5, 0)) or (half and capability >= (8, 0))
     )
@@ -90,7 +91,7 @@ def replacement(capability: tuple[int, int]) -> Callable[..., Any]:
             return math(q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
         size = v.shape[-1]
         if attn_mask is not None and attn_mask.dtype == torch.bool:  # each call writes it out as numbers to add
-            attn_mask = aten.where.ScalarSelf(attn_mask, 0.0, q.new_empty(()))
+            attn_mask = aten.where.ScalarSelf(attn_mask, 0.0, q.new_full((), -torch.inf))
         if kernel == "flash":
             q, k, v = _padded(q), _padded(k), _padded(v)
         elif kernel == "efficient" and attn_mask is not None:

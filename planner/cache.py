@@ -38,7 +38,8 @@ TRACING = (
     "trace.py", "recorder.py", "fake_results.py", "semantics.py", "fused_ops.py", "attention.py", "optimizers.py",
     "models.py", "model_inputs.py", "model_lengths.py", "model_factory.py", "wrappers/checkpointing.py",
     "wrappers/lora.py", "wrappers/quantized.py", "wrappers/fsdp.py", "wrappers/tensor_parallel.py",
-    "wrappers/sharded_recorder.py", "collectives.py",
+    "wrappers/sharded_recorder.py", "wrappers/compiled.py", "compiled/gpu.py", "compiled/fused.py",
+    "compiled/lower.py", "compiled/program.py", "collectives.py",
 )  # fmt: skip
 # Two micro-batches that any larger one is read off from; 1 is traced by itself: sizes of 1 change what is contiguous.
 ANCHORS = (2, 4)
@@ -56,21 +57,23 @@ class TraceKnobs:
     max_grad_norm: float | None
     capability: tuple[int, int]
     mesh: Mesh | None = None
+    compile: bool = False
 
     @classmethod
     def of(cls, strategy: Strategy, capability: tuple[int, int], hardware: HardwareChoice) -> TraceKnobs:
         """Knobs brought to what makes a difference: tf32 traces as fp32, and only fused attention in half precision
-        asks the GPU's generation."""
+        and compiling ask the GPU's generation."""
         precision = trace_precision(strategy, hardware)
-        precision = "fp32" if precision == "tf32" else precision
         mesh = mesh_of(strategy, hardware)
         if mesh is not None and mesh.replicate > 1:
             mesh = replace(mesh, replicate=2)  # how many replicas there are changes no size
-        asks = strategy.attention != "eager" and precision != "fp32"
+        asks = (strategy.attention != "eager" and precision != "fp32") or strategy.compile
         generation = _generation(capability) if asks else (8, 0)
+        if strategy.compile and generation < (7, 0):
+            generation = (7, 0)  # the oldest that is compiled for
         return cls(
             precision, strategy.attention, strategy.checkpointing, strategy.optimizer,
-            strategy.optimizer_implementation, strategy.max_grad_norm, generation, mesh,
+            strategy.optimizer_implementation, strategy.max_grad_norm, generation, mesh, strategy.compile,
         )  # fmt: skip
 
 

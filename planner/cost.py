@@ -45,6 +45,7 @@ GROWING: dict[str, Axes] = {
     **dict.fromkeys(("layer_norm", "group_norm", "softmax", "loss", "gather", "sort", "scan"), (("rows",),)),
     **dict.fromkeys(("pointwise", "copy", "fill", "random"), (("elements",),)),
     "reduction": (("kept",),),
+    "fused": (("kept", "instructions"),),
 }
 """What grows with the micro-batch and the length, by kind; dimensions in one group grow together.
 

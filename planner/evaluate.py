@@ -46,6 +46,7 @@ def evaluate(
     workload = of_rank(workload, strategy, machine)
     found = fit(workload, strategy, machine, batches.accumulation)
     time = None
+    start = machine.profile.factor("compile_s") if strategy.compile else 0.0
     if timed:
         pricing = machine.pricing(tf32=strategy.precision == "tf32")
         transfer = call_seconds(workload, strategy, machine)
@@ -56,14 +57,30 @@ def evaluate(
         memory=memory_answer(found, workload, machine),
         step=step,
         throughput=None if step is None or time is None else throughput_answer(step, time, batches, workload, machine),
-        run=None if step is None else run_answer(spec, step, batches, workload, machine),
+        run=None if step is None else run_answer(spec, step, batches, workload, machine, start),
         strategy=StrategyUsed.of(settled(strategy, batches)),
         hardware=HardwareUsed.of(machine.choice),
         parameters=workload.parameter_count,
         trainable_parameters=workload.trainable_count,
         flop_per_step=0.0 if time is None else time.flop * machine.count,
-        assumptions=[*workload.assumptions, *machine.assumptions, *OFFLOADED.get(strategy.offload, ())],
+        assumptions=[
+            *workload.assumptions,
+            *machine.assumptions,
+            *OFFLOADED.get(strategy.offload, ()),
+            *compiling(workload, start),
+        ],
         unmodelled=[*UNMODELLED, *(f"operator {name}" for name in (time.unmodelled if time else ()))],
+    )
+
+
+def compiling(workload: Workload, seconds: float) -> tuple[str, ...]:
+    """What torch.compile makes of the model, and how long that takes before the first step."""
+    graphs = workload.compiled_graphs
+    if not graphs:
+        return ()
+    breaks = "one graph" if graphs == 1 else f"{graphs} graphs, as it breaks {graphs - 1} times"
+    return (
+        f"torch.compile takes the forward as {breaks}; compiling takes about {seconds:.0f} s before the first step",
     )
 
 
@@ -77,12 +94,13 @@ def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:
     )
 
 
-_OF_RANK: dict[tuple[int, str, str, int], tuple[Workload, Workload]] = {}
+_OF_RANK: dict[tuple[int, str, str, str, int], tuple[Workload, Workload]] = {}
 
 
 def of_rank(workload: Workload, strategy: Strategy, machine: Machine) -> Workload:
-    """The workload with what its sharding adds after the trace; one object for one question, as others remember it."""
-    key = (id(workload), strategy.sharding, strategy.offload, data_parallel(strategy, machine.choice))
+    """The workload with what is added after the trace; one object for one question, as others remember it."""
+    ranks = data_parallel(strategy, machine.choice)
+    key = (id(workload), strategy.precision, strategy.sharding, strategy.offload, ranks)
     if key not in _OF_RANK:
         _OF_RANK[key] = (workload, after_trace(workload, strategy, machine.choice))
     return _OF_RANK[key][1]
@@ -95,8 +113,10 @@ def knobs_of(strategy: Strategy, machine: Machine) -> TraceKnobs:
 
 def not_possible(strategy: Strategy, machine: Machine) -> str | None:
     """Why a combination cannot be run, or cannot be answered yet; None when it can."""
-    if strategy.compile:
-        return "compile: true is not modelled yet; use compile: false, whose step is not faster"
+    if strategy.compile and machine.count > 1:
+        return "compile: true is not modelled over several GPUs yet; use compile: false, or hardware.count: 1"
+    if strategy.compile and strategy.offload != "none":
+        return "compile: true is not modelled with offload yet; use compile: false, or offload: none"
     return impossible(strategy, machine.choice, machine.accelerator)
 
 

@@ -33,6 +33,12 @@ torch.library.define(
     " float dropout, bool bidirectional, bool batch_first) -> (Tensor, Tensor[], Tensor)",
 )
 
+# What a compiler made of many operators (planner.compiled): known by what it reads, and run only when it is timed.
+torch.library.define(
+    "rigplan::fused",
+    "(Tensor[] read, *, int kept, int reduced, bool persistent, int scattered, int instructions) -> Tensor[]",
+)
+
 
 def _written_like(like: torch.Tensor, head_size: int, kernel: str) -> torch.Tensor:
     """[batch, heads, rows, size] as a fused kernel writes it: cuDNN in the order of `like`, the others rows first."""

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.call import Call, TensorSpec
 from planner.fake_results import FakeResults
-from planner.workload import ALLOCATE, CALL, CATEGORIES, FREE, GRADIENT, PHASE, PHASES, Events
+from planner.workload import ALLOCATE, CALL, CATEGORIES, COMPILED, FREE, GRADIENT, PHASE, PHASES, Events
 
 DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
@@ -41,6 +41,7 @@ class Recorder(TorchDispatchMode):
         self.categories: list[int] = []
         self.live: dict[int, int] = {}
         self.vocabulary = -1
+        self.listening = True
         self.kind = "temporary"
         self._events: list[tuple[int, int, int]] = []
         self._views = 0
@@ -52,7 +53,11 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a trace is never compiled, so torch's guard against it is not needed
+        return False  # wrappers.compiled keeps dynamo out of this file; torch's own guard costs time at every operator
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what runs is recorded, not the compiling
 
     # -- what the tracer says
 
@@ -77,6 +82,19 @@ class Recorder(TorchDispatchMode):
 
     def recategorise(self, block: int, category: str) -> None:
         self.categories[block] = CATEGORIES.index(category)
+
+    def compiled(self, inside: bool) -> None:
+        """A compiled program begins or ends."""
+        self._event(COMPILED, int(inside))
+
+    def launch(self, call: Call) -> None:
+        """A kernel that no operator stands for."""
+        if self.listening:
+            self._event(CALL, self.calls.setdefault(call, len(self.calls)))
+
+    def launched(self, name: str, args: Any, kwargs: Any, results: Any) -> None:
+        """An operator that wrote into what was there."""
+        self.launch(_call(name, args, kwargs, results))
 
     # -- what torch says
 
@@ -105,7 +123,7 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, func: Any, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
         namespace = func.namespace
-        if namespace == "prim":
+        if namespace == "prim" or not self.listening:
             return
         results = [item for item in _flat(result) if isinstance(item, torch.Tensor)]
         name = (
@@ -128,12 +146,7 @@ class Recorder(TorchDispatchMode):
         if not kernel:
             self._views += 1
             return
-        call = Call(
-            name,
-            tuple(_plain(arg) for arg in args),
-            tuple((key, _plain(value)) for key, value in kwargs.items() if key not in _HOUSEKEEPING),
-            tuple(_spec(item) for item in results),
-        )
+        call = _call(name, args, kwargs, results)
         self._event(CALL, self.calls.setdefault(call, len(self.calls)))
         if name == "add.Tensor" and self._sums and not torch.is_grad_enabled() and self.kind == "activations":
             self._watch_sum(tensors, results[0])
@@ -184,6 +197,8 @@ class Recorder(TorchDispatchMode):
         self._sum = None
 
     def _event(self, code: int, value: int) -> None:
+        if not self.listening and code != FREE:
+            return
         if code != FREE:
             self._sum = None
         self._events.append((code, value, self._views))
@@ -268,6 +283,15 @@ def _made_real(func: Any, fake: torch.Tensor, args: Any, kwargs: Any) -> torch.T
             if "rand" in func._schema.name and (made := func(*args, **kwargs)).dim() == 0
             else func(*args, **kwargs)
         )
+
+
+def _call(name: str, args: Any, kwargs: Any, results: Any) -> Call:
+    return Call(
+        name,
+        tuple(_plain(arg) for arg in args),
+        tuple((key, _plain(value)) for key, value in kwargs.items() if key not in _HOUSEKEEPING),
+        tuple(_spec(item) for item in results),
+    )
 
 
 def _flat(value: Any) -> Any:

@@ -265,6 +265,14 @@ def _ctc(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, 
     return result
 
 
+def _fused(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    """A lane takes an instruction where it could take a multiply-add; what is added at an index goes there and back."""
+    scattered, instructions = shape[:, 3], shape[:, 4]
+    lanes = instructions / (at.flop_per_s("f32") / 2.0)
+    result: Numbers = np.maximum(lanes, indexed_seconds(scattered, np.asarray(at.factor("prior_added_bytes")), at))
+    return result
+
+
 Model = Callable[[str, NDArray[np.str_], Numbers, Numbers, Rates], Numbers]
 
 COMPUTE: dict[str, Model] = {
@@ -288,5 +296,6 @@ LIMITED: dict[str, Model] = {
     "pointwise": _streamed,
     "copy": _copied,
     "resample": _resample,
+    "fused": _fused,
 }
 """Streams that something else than the memory can limit."""

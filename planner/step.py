@@ -17,12 +17,14 @@ from planner.collectives import HOST_LANE, is_collective, lanes, per_event, role
 from planner.cost import Pricing, price, seconds
 from planner.operators import UNKNOWN, Operator, describe
 from planner.passes.ddp import LAST
-from planner.workload import CALL, PHASE, PHASES, Events, Workload
+from planner.workload import CALL, COMPILED, PHASE, PHASES, Events, Workload
 
 Seconds = npt.NDArray[np.float64]
 
 # The factor that says what the host takes for one unit of a phase's work (see host_work).
 HOST_PHASES = {"forward": "host_forward_op_s", "backward": "host_backward_op_s", "optimizer": "host_optimizer_unit_s"}
+# The same for a launch by a compiled program, and for entering one: its guards, its inputs and outputs.
+HOST_COMPILED = {"launch": "host_compiled_launch_s", "enter": "host_compiled_enter_s"}
 # Dense products by dtype, and the factor from a short timing to what holds for seconds: they reach the power limit.
 SUSTAINED = {
     "bf16": "sustained_half_ratio",
@@ -78,7 +80,7 @@ def step_time(
     """One step of `accumulation` micro-steps and an optimizer step; `transfer` is each call's seconds on the link."""
     costs = priced(workload, pricing)
     factor = pricing.profile.factor
-    host = {phase: factor(name) for phase, name in HOST_PHASES.items()}
+    host = {name: factor(key) for name, key in (HOST_PHASES | HOST_COMPILED).items()}
     bookkeeping = host["optimizer"] * sum(parameter.gradient_block is not None for parameter in workload.parameters)
     micro, update = workload.segments["micro_step"], workload.segments["optimizer"]
     queues = _Queues()
@@ -159,6 +161,12 @@ def _phases(events: Events) -> npt.NDArray[np.int64]:
     return np.maximum.accumulate(phases)
 
 
+def _compiled(events: Events) -> npt.NDArray[np.bool_]:
+    """Whether each event is a compiled program's."""
+    marks = np.where(events.codes == COMPILED, np.where(events.values > 0, 1, -1), 0)
+    return np.cumsum(marks) > 0
+
+
 class _Queues:
     """The clocks of host and device, and the link's."""
 
@@ -180,7 +188,9 @@ class _Queues:
         """Issue and execute a segment; adds each phase's length to `parts`. The host is busy for `first` before it."""
         is_call = events.codes == CALL
         phases = _phases(events)
-        issue = np.array([host.get(name, 0.0) for name in PHASES])[phases] * is_call
+        inside = _compiled(events)
+        issue = np.where(inside, host["launch"], np.array([host.get(name, 0.0) for name in PHASES])[phases]) * is_call
+        issue[(events.codes == COMPILED) & (events.values > 0)] = host["enter"]
         issued = self.host + first + np.cumsum(issue)
         there = schedule(
             events,

@@ -160,6 +160,7 @@ def _nearest(total: int, unit: int) -> str:
     return f"{below} or {below + unit}" if below else str(unit)
 
 
+OLDEST_COMPILED = (7, 0)  # compute capability that Triton needs
 # Optimizers with a fused kernel in torch, and those that DeepSpeed steps on the host when their states are offloaded
 _FUSED = ("adamw", "adam", "sgd")
 _ON_HOST = ("adamw", "adam", "lion")
@@ -174,8 +175,14 @@ _OFFLOADS = {
     "hsdp": {"all"},
 }
 # the dtype whose dense peak a precision needs; where the catalog rates none, the GPU has no units for it
-_NEEDS = {"tf32": "tf32", "bf16-mixed": "bf16", "bf16": "bf16", "fp16-mixed": "fp16"}
-_INSTEAD = {"tf32": "fp32", "bf16-mixed": "fp16-mixed", "bf16": "fp16-mixed", "fp16-mixed": "fp32"}
+_NEEDS = {"tf32": "tf32", "bf16-mixed": "bf16", "bf16": "bf16", "fp16-mixed": "fp16", "fp8-mixed": "fp8"}
+_INSTEAD = {
+    "tf32": "fp32",
+    "bf16-mixed": "fp16-mixed",
+    "bf16": "fp16-mixed",
+    "fp16-mixed": "fp32",
+    "fp8-mixed": "bf16-mixed",
+}
 
 
 def impossible(strategy: Strategy, hardware: HardwareChoice, accelerator: Accelerator) -> str | None:
@@ -189,6 +196,7 @@ def impossible(strategy: Strategy, hardware: HardwareChoice, accelerator: Accele
         _sharding(strategy, hardware),
         _offload(strategy),
         _optimizer(strategy),
+        _compile(strategy, accelerator),
     )
     return next((reason for reason in reasons if reason), None) or _batches(strategy, hardware)
 
@@ -243,6 +251,13 @@ def _offload(strategy: Strategy) -> str | None:
 def _optimizer(strategy: Strategy) -> str | None:
     if strategy.optimizer_implementation == "fused" and strategy.optimizer not in _FUSED:
         return f"torch has no fused {strategy.optimizer}; use foreach"
+    return None
+
+
+def _compile(strategy: Strategy, accelerator: Accelerator) -> str | None:
+    capability = accelerator.compute_capability
+    if strategy.compile and capability is not None and capability < OLDEST_COMPILED:
+        return f"torch.compile writes no kernels for {accelerator.name}, which is older than Volta; use compile: false"
     return None
 
 

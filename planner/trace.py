@@ -69,7 +69,10 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         cast_by_fsdp = knobs.mesh is not None and knobs.mesh.sharding != "none"  # by a policy of its own, not autocast
         precision = "fp32" if cast_by_fsdp else knobs.precision
         try:
-            _micro_step(module, inputs, precision, recorder)
+            run = module
+            if knobs.compile:
+                run = _compiled(module, inputs, knobs, recorder)
+            _micro_step(run, inputs, precision, recorder)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise RigplanError(_data_dependent(error)) from error
         except RigplanError:
@@ -84,7 +87,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         ready = [_parameter(name, value, whole.get(name), recorder) for name, value in parameters]
         segments |= _optimizer_steps(module, knobs, recorder)
         module.zero_grad()
-        segments["evaluation"] = _evaluation(module, inputs, precision, recorder)
+        if not knobs.compile:
+            segments["evaluation"] = _evaluation(module, inputs, precision, recorder)
         workload = Workload(
             micro_batch=micro_batch,
             calls=tuple(recorder.calls),
@@ -131,6 +135,28 @@ def _micro_step(module: torch.nn.Module, inputs: dict[str, Any], precision: str,
     recorder.phase("backward")
     torch.autograd.backward(loss)
     del loss
+
+
+def _compiled(module: torch.nn.Module, inputs: dict[str, Any], knobs: TraceKnobs, recorder: Recorder) -> Any:
+    """The module under torch.compile after a first step, which compiles and leaves nothing behind."""
+    from planner.wrappers import compiled  # Inductor takes seconds to import
+
+    if any(isinstance(layer, quantized.QuantizedLinear) for layer in module.modules()):
+        raise RigplanError("compile: true is not modelled with 4-bit weights yet; use compile: false")
+    run = compiled.apply(module, knobs.capability, recorder)
+    recorder.listening = False
+    try:
+        _micro_step(run, inputs, knobs.precision, recorder)
+    except (DataDependentOutputException, DynamicOutputShapeException, RigplanError):
+        raise
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        raise RigplanError(
+            f"the model cannot be compiled ({type(error).__name__}): {reason}; use compile: false"
+        ) from error
+    module.zero_grad()
+    recorder.listening = True
+    return run
 
 
 def _evaluation(module: torch.nn.Module, inputs: dict[str, Any], precision: str, recorder: Recorder) -> Events:

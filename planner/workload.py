@@ -18,6 +18,7 @@ Integers = npt.NDArray[np.int64]
 
 # What an event says; the meaning of its value is in brackets.
 CALL, ALLOCATE, FREE, GRADIENT, PHASE = range(5)  # [call], [block], [block], [parameter is ready], [phase]
+COMPILED = 6  # [1: what follows is issued by a compiled program, 0: by eager code again]; 5 is collectives.WAIT
 PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
 CATEGORIES = (
     "weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary",
@@ -86,6 +87,14 @@ class Workload:
     def elements_here(self, parameter: Parameter) -> int:
         """Elements of a parameter that lie on this rank: all, but for one that tensor-parallel ranks share."""
         return min(parameter.elements, int(self.block_bytes[parameter.block]) // ITEM_BYTES[parameter.dtype])
+
+    @property
+    def compiled_graphs(self) -> int:
+        """Compiled programs that a forward enters; 0 of an eager one."""
+        events = self.segments["micro_step"]
+        backward = np.flatnonzero((events.codes == PHASE) & (events.values == PHASES.index("backward")))
+        last = int(backward[0]) if len(backward) else len(events)
+        return int(((events.codes[:last] == COMPILED) & (events.values[:last] > 0)).sum())
 
     def calls_in(self, segment: str) -> Integers:
         """Indices into `calls` of a segment's launches, in order."""

@@ -36,6 +36,7 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "fft": ("rows", "length"),
     "ctc": ("steps", "batch", "classes", "target_length"),
     "optimizer": ("tensors", "elements"),
+    "fused": ("kept", "reduced", "looped", "scattered", "instructions"),
 }  # fmt: skip
 """The priced kinds and what the integers of their shape mean. Alignments are in bytes, 1 to 16."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.collectives import Mesh
-from planner.passes import ddp, offload, zero
+from planner.passes import ddp, fp8, offload, zero
 from planner.strategy import HardwareChoice, Strategy, data_parallel
 from planner.workload import Workload
 
@@ -22,6 +22,8 @@ PASSES: dict[str, Callable[[Workload, int], Workload]] = {
 ZERO = ("zero1", "zero2", "zero3")
 # DeepSpeed computes with weights in the low dtype; its fp32 copies are the pass's.
 LOW = {"bf16-mixed": "bf16", "fp16-mixed": "bf16"}
+# What is traced for precisions that differ from it in the rate of their products alone.
+TRACED_AS = {"fp8-mixed": "bf16-mixed", "tf32": "fp32"}
 
 
 def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
@@ -41,11 +43,14 @@ def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
 def trace_precision(strategy: Strategy, hardware: HardwareChoice) -> str:
     """The precision to trace in: ZeRO's weights lie in the low dtype."""
     sharded = strategy.sharding in ZERO and (data_parallel(strategy, hardware) > 1 or strategy.offload != "none")
-    return LOW.get(strategy.precision, strategy.precision) if sharded else strategy.precision
+    precision = TRACED_AS.get(strategy.precision, strategy.precision)
+    return LOW.get(precision, precision) if sharded else precision
 
 
 def after_trace(workload: Workload, strategy: Strategy, hardware: HardwareChoice) -> Workload:
-    """The workload of one rank with what its sharding and offload add after the trace."""
+    """The workload of one rank with what its precision, its sharding and its offload add after the trace."""
+    if strategy.precision == "fp8-mixed":
+        workload = fp8.apply(workload)
     if strategy.offload != "none":
         return offload.PASSES[strategy.sharding](workload, data_parallel(strategy, hardware), strategy.offload)
     return PASSES[strategy.sharding](workload, data_parallel(strategy, hardware))

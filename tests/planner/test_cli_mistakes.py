@@ -50,7 +50,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (spec() | {"model": {"config": "missing.json"}}, "missing.json"),
         (spec() | {"model": {"module": "missing.py:make"}}, "missing.py"),
         (spec({"global_batch": 6}), "does not divide"),
-        (spec({"compile": True}), "compile"),
+        (spec({"offload": "all"}), "offload"),
         ("- a\n- list\n", "wanted a mapping"),
         ("model: [unclosed\n", "is not YAML"),
         ("", "found nothing"),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from catalog.errors import RigplanError
 from planner import estimate
 from planner.evaluate import calls_of
 
@@ -78,11 +77,6 @@ def test_more_samples_take_more_time_and_memory(answer: Any) -> None:
 
 def test_a_memory_limit_below_the_need_does_not_fit() -> None:
     assert estimate(spec(hardware={"memory_limit": "2 MiB"})).verdict == "does-not-fit"
-
-
-def test_compile_is_refused_until_it_is_modelled() -> None:
-    with pytest.raises(RigplanError, match="compile"):
-        estimate(spec(training={"compile": True}))
 
 
 def test_calls_of_a_spec_are_each_given_once() -> None:

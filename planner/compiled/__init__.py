@@ -1,0 +1,1 @@
+"""`compile: true`, as torch.compile does it: Inductor's own host program, run on fake tensors."""
