@@ -187,6 +187,8 @@ def _complete(
         found.assumed.append("one GPU: no file says how many; --count N says more")
     if not {"training.micro_batch", "training.global_batch"} & set(fields):
         found.assumed.append("micro-batch: no file says one, so that it is searched")
+    if "data.sequence_length" not in fields and "data.image_size" not in fields:
+        found.assumed.append("the model's own length: no file says one; --sequence-length N says another")
     epochs, samples = fields.pop("epochs", (None, ""))[0], fields.pop("samples", (None, ""))[0]
     if epochs is not None and "data.total" not in fields:
         if samples is None:
