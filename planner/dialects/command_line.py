@@ -15,6 +15,7 @@ TORCHRUN_MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 ACCELERATE_MODULES = {"accelerate.commands.launch"}
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "llamafactory-cli", "axolotl", "trl", "srun", "mpirun")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+_PROMPT = re.compile(r"^\s*(?:[$>%]\s+|!)")
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -32,10 +33,19 @@ class Command:
 
 
 def logical_lines(text: str) -> list[str]:
-    """The lines of a shell text, continued ones joined, prompts and comments gone."""
+    """The lines of a shell text, continued ones joined, prompts and comments gone.
+
+    A line of options alone continues the one before it, with or without a backslash.
+    """
     joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
-    lines = (re.sub(r"^\s*[$>%]\s+", "", line).strip() for line in joined.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+    lines = (_PROMPT.sub("", line).strip() for line in joined.splitlines())
+    found: list[str] = []
+    for line in (line for line in lines if line and not line.startswith("#")):
+        if line.startswith("--") and found:
+            found[-1] += f" {line}"
+        else:
+            found.append(line)
+    return found
 
 
 def find_command(text: str, source: str) -> Command:

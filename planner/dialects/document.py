@@ -31,7 +31,7 @@ class Document:
         """Read a file, or standard input for "-". Raises RigplanError when it cannot be read or is empty."""
         source = "standard input" if path == "-" else path
         try:
-            text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+            text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             raise RigplanError(
                 f"{source}: no such file; wanted a config or a command line, or - for standard input"

@@ -20,6 +20,8 @@ from planner.spec import Spec
 
 DEFAULT_GPU = "h100-sxm5-80gb"
 GIVEN = "the options of this command"
+MODEL = {"model.name", "model.config"}  # one of them names the model
+Fields = dict[str, tuple[Any, str]]  # by their place in a spec: the value, and which file says it
 ORDER = ("model", "data", "training", "hardware")
 # how a file of DeepSpeed's is called in the usual examples -> the ZeRO stage that it is then taken to have
 STAGE_BY_NAME = re.compile(r"(?:zero|stage|z)[_-]?(?:stage[_-]?)?([0-3])")
@@ -70,21 +72,17 @@ def imported(
 
 def _readings(documents: Sequence[Document], dialect: str | None) -> list[tuple[str, Reading]]:
     found: list[tuple[str, Reading]] = []
-    waiting = [(document, dialect) for document in documents]
-    kinds: set[str] = set()
+    waiting = [(document, dialect or _recognised(document)) for document in documents]
+    given = {name for _, name in waiting}
     sources = {Path(document.source).name for document in documents}
     while waiting:
         document, name = waiting.pop(0)
-        name = name or _recognised(document)
         reading = DIALECTS[name].reader(document)
         found.append((name, reading))
-        kinds.add(name)
         for path, other in reading.companions:
             if Path(path).name not in sources:
                 sources.add(Path(path).name)
-                companion = _companion(
-                    document, path, other, reading, any(_recognised(item) == other for item in documents)
-                )
+                companion = _companion(document, path, other, reading, other in given)
                 waiting += [(companion, other)] if companion else []
     return found
 
@@ -122,36 +120,41 @@ def _companion(document: Document, path: str, dialect: str, reading: Reading, is
 
 
 def _merged(readings: Sequence[Reading]) -> Imported:
-    fields: dict[str, tuple[Any, str]] = {}
     found = Imported([], {})
+    fields: Fields = {}
     for reading in readings:
-        taken = [place for place in reading.fields if place not in fields or fields[place][0] == reading.fields[place]]
-        if any(place.startswith("model.") for place in taken) and any(
-            place in fields for place in ("model.name", "model.config")
-        ):
-            taken = [place for place in taken if place not in ("model.name", "model.config")]
-        for place, value in reading.fields.items():
-            if place in taken:
-                fields.setdefault(place, (value, reading.source))
-            elif place in fields and fields[place][1] != GIVEN and not place.startswith("model.name"):
-                kept, source = fields[place]
-                found.assumed.append(f"{place} {kept} of {source}, and not {value} of {reading.source}")
-        found.assumed += reading.assumed
-        found.not_understood += reading.not_understood
-        found.without_bearing += reading.without_bearing
+        _take(reading, fields, found)
+    _take_defaults(readings, fields, found)
+    _complete(
+        fields, found, {place: words for reading in readings for place, words in reading.unsure.items()}, readings
+    )
+    for place in sorted(fields, key=lambda place: ORDER.index(place.partition(".")[0])):
+        part, _, name = place.partition(".")
+        found.spec.setdefault(part, {})[name] = fields[place][0]
+    found.assumed = list(dict.fromkeys(found.assumed))
+    return found
+
+
+def _take(reading: Reading, fields: Fields, found: Imported) -> None:
+    """What a reading says where no earlier one says it; where they differ, that is told."""
+    model = next((fields[place] for place in MODEL if place in fields), None)
+    for place, value in reading.fields.items():
+        known = model if place in MODEL else None
+        kept, source = known or fields.setdefault(place, (value, reading.source))
+        if kept != value and source != GIVEN:
+            found.assumed.append(f"{place} {kept} of {source}, and not {value} of {reading.source}")
+    found.assumed += reading.assumed
+    found.not_understood += reading.not_understood
+    found.without_bearing += reading.without_bearing
+
+
+def _take_defaults(readings: Sequence[Reading], fields: Fields, found: Imported) -> None:
     has_optimizer = "training.optimizer" in fields
     for reading in readings:
         for place, (value, why) in reading.defaults.items():
             if place not in fields and not _settled_otherwise(place, fields, has_optimizer):
                 fields[place] = (value, reading.source)
                 found.assumed.append(f"{place.rpartition('.')[2]} {'none' if value is None else value}: {why}")
-    unsure = {place: words for reading in readings for place, words in reading.unsure.items()}
-    _complete(fields, found, unsure, readings)
-    for place in sorted(fields, key=lambda place: ORDER.index(place.partition(".")[0])):
-        part, _, name = place.partition(".")
-        found.spec.setdefault(part, {})[name] = fields[place][0]
-    found.assumed = list(dict.fromkeys(found.assumed))
-    return found
 
 
 def _settled_otherwise(place: str, fields: Mapping[str, Any], has_optimizer: bool) -> bool:
@@ -165,12 +168,10 @@ def _settled_otherwise(place: str, fields: Mapping[str, Any], has_optimizer: boo
     return place == "training.optimizer_implementation" and has_optimizer
 
 
-def _complete(
-    fields: dict[str, tuple[Any, str]], found: Imported, unsure: Mapping[str, str], readings: Sequence[Reading]
-) -> None:
+def _complete(fields: Fields, found: Imported, unsure: Mapping[str, str], readings: Sequence[Reading]) -> None:
     """What every spec needs: a model, a GPU and how many; and the length of the run, where the data's size is known."""
     source = readings[-1].source
-    if not {"model.name", "model.config"} & set(fields):
+    if not MODEL & set(fields):
         raise RigplanError(
             f"{source}: " + unsure.get("model", "no file names the model; add --model NAME, as `rigplan models` lists")
         )
@@ -187,6 +188,8 @@ def _complete(
         found.assumed.append("one GPU: no file says how many; --count N says more")
     if not {"training.micro_batch", "training.global_batch"} & set(fields):
         found.assumed.append("micro-batch: no file says one, so that it is searched")
+    if "data.sequence_length" not in fields and "data.image_size" not in fields:
+        found.assumed.append("the model's own length: no file says one; --sequence-length N says another")
     epochs, samples = fields.pop("epochs", (None, ""))[0], fields.pop("samples", (None, ""))[0]
     if epochs is not None and "data.total" not in fields:
         if samples is None:

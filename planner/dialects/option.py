@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from catalog import presets
 from catalog.errors import RigplanError
+from catalog.presets import Preset
 from catalog.units import gib
 from planner.answer import Estimate, HardwareUsed, Plan, StrategyUsed
 from planner.spec import Spec
@@ -88,10 +89,20 @@ class Option:
         return None if run is None else run.steps
 
     @property
+    def preset(self) -> Preset | None:
+        """The model's entry among the presets, if it has one."""
+        return presets.lookup(self.spec.model.name or "")
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Tokens of a sample, as the spec or the preset has them."""
+        given = self.spec.data.sequence_length
+        return self.preset.sequence_length if given is None and self.preset is not None else given
+
+    @property
     def model(self) -> str:
         """The model by the name a hub knows it, or as the spec has it."""
-        source = self.spec.model
-        preset = presets.lookup(source.name) if source.name is not None else None
+        source, preset = self.spec.model, self.preset
         if preset is not None and preset.hub:
             return preset.hub
         if isinstance(source.config, dict):
@@ -121,8 +132,8 @@ def outside(option: Option) -> list[str]:
     notices = [
         f"the model is {option.model}, loaded with dtype=torch.{dtype} and attn_implementation={strategy.attention!r}"
     ]
-    if spec.data.sequence_length is not None:
-        notices.append(f"samples are {spec.data.sequence_length} tokens, packed or padded")
+    if option.sequence_length is not None:
+        notices.append(f"samples are {option.sequence_length} tokens long, packed or padded")
     if spec.model.lora is not None:
         lora = spec.model.lora
         quantized = ", the base in nf4 (bitsandbytes)" if lora.quantize else ""

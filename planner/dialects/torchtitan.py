@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from catalog import presets
 from catalog.errors import RigplanError
 from planner.dialects.option import FSDP, Option, Written, commented, outside
 
@@ -26,7 +25,10 @@ MODELS: Mapping[str, tuple[str, str]] = {
 }
 DTYPES = {"fp32": ("float32", "float32"), "tf32": ("float32", "float32"), "bf16-mixed": ("float32", "bfloat16"),
           "bf16": ("bfloat16", "bfloat16")}  # fmt: skip
+NO_CLIPPING = 1e9
 OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
+
+Sections = dict[str, dict[str, Any]]
 
 
 def write(option: Option) -> Written:
@@ -39,24 +41,28 @@ def write(option: Option) -> Written:
         )
     if strategy.precision not in DTYPES:
         raise RigplanError(f"torchtitan has no precision {strategy.precision}; write precision: bf16-mixed")
-    notices = [
-        "torchtitan 0.3 and later take no TOML: give the keys of training, parallelism and compile as options there, "
-        "such as --training.seq_len"
-    ]
-    notices += [line for line in outside(option) if not line.startswith("samples are ")]
-    name = option.spec.model.name
-    preset = _preset(name)
-    sections: dict[str, dict[str, Any]] = {"job": {"description": option.head("torchtitan")[0]}}
-    if preset is not None and preset in MODELS:
-        model, flavor = MODELS[preset]
-        sections["model"] = {"name": model, "flavor": flavor}
+    sections, notices = _sections(option)
+    told = [line for line in outside(option) if not line.startswith("samples are ")]
+    head = [*option.head("torchtitan TOML"), _without_toml(option, sections), *told, *notices]
+    body = "".join(
+        f"\n[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+        for section, keys in sections.items()
+    )
+    return Written(commented(head) + body, [*told, *notices])
+
+
+def _sections(option: Option) -> tuple[Sections, list[str]]:
+    """The TOML's sections, and in words what they cannot say."""
+    strategy, notices = option.strategy, []
+    sections: Sections = {"job": {"description": option.head("torchtitan")[0]}}
+    preset = option.preset
+    if preset is not None and preset.name in MODELS:
+        sections["model"] = dict(zip(("name", "flavor"), MODELS[preset.name], strict=True))
     else:
         notices.append(f"the model is none of torchtitan's own ({option.model}): write model.name and model.flavor")
     if strategy.optimizer in OPTIMIZERS:
-        sections["optimizer"] = {
-            "name": OPTIMIZERS[strategy.optimizer],
-            "implementation": strategy.optimizer_implementation,
-        }
+        name, implementation = OPTIMIZERS[strategy.optimizer], strategy.optimizer_implementation
+        sections["optimizer"] = {"name": name, "implementation": implementation}
     else:
         notices.append(f"torchtitan's optimizers are AdamW and Adam: {strategy.optimizer} is for a custom one")
     dtype, computing = DTYPES[strategy.precision]
@@ -68,8 +74,10 @@ def write(option: Option) -> Written:
         "mixed_precision_param": computing,
         "enable_cpu_offload": strategy.offload == "all",
     }
-    if option.spec.data.sequence_length is not None:
-        sections["training"]["seq_len"] = option.spec.data.sequence_length
+    if option.sequence_length is not None:
+        sections["training"]["seq_len"] = option.sequence_length
+    else:
+        notices.append("write training.seq_len: the spec leaves the length to the model")
     if option.steps is not None:
         sections["training"]["steps"] = option.steps
     sections["parallelism"] = _parallelism(option)
@@ -82,19 +90,22 @@ def write(option: Option) -> Written:
         notices.append(f"no clipping is written as the norm {NO_CLIPPING:g}")
     if strategy.precision == "tf32":
         notices.append("precision tf32: set torch.set_float32_matmul_precision('high')")
-    body = "".join(
-        f"\n[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
-        for section, keys in sections.items()
+    return sections, notices
+
+
+def _without_toml(option: Option, sections: Sections) -> str:
+    """The line for torchtitan 0.3 and later, which takes options instead of a TOML."""
+    flags = [
+        f"--{section}.{key}" + ("" if value is True else f" {value}")
+        for section in ("training", "parallelism", "compile")
+        for key, value in sections[section].items()
+        if value is not False
+    ]
+    return (
+        f"from torchtitan 0.3 on, without a TOML: torchrun --nnodes={option.nodes} --nproc_per_node="
+        f"{option.gpus_per_node} -m torchtitan.train --module ... --config ... {' '.join(flags)}, and checkpointing "
+        f"{option.strategy.checkpointing} in the config that --config names"
     )
-    return Written(commented([*option.head("torchtitan TOML"), *notices]) + body, notices)
-
-
-NO_CLIPPING = 1e9
-
-
-def _preset(name: str | None) -> str | None:
-    found = presets.lookup(name) if name is not None else None
-    return None if found is None else found.name
 
 
 def _parallelism(option: Option) -> dict[str, Any]:

@@ -20,7 +20,8 @@ def trainer_options(option: Option) -> tuple[dict[str, Any], list[str]]:
     }
     if option.steps is not None:
         found["max_steps"] = option.steps
-    found["bf16"] = strategy.precision == "bf16-mixed"
+    # DeepSpeed's part and the Trainer's own flag have to agree, also where the weights themselves are in bf16
+    found["bf16"] = strategy.precision in (("bf16-mixed", "bf16") if option.zero_stage is not None else ("bf16-mixed",))
     found["fp16"] = strategy.precision == "fp16-mixed"
     if strategy.precision == "tf32":
         found["tf32"] = True

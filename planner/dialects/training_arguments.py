@@ -168,13 +168,16 @@ def _lora(options: Options, reading: Reading) -> None:
     four, eight = options.flag("load_in_4bit", "use_4bit"), options.flag("load_in_8bit", "use_8bit")
     bits = options.whole("bits")
     four, eight = four or bits == 4, eight or bits == 8
-    if eight:
+    if eight and not four:
         reading.assume("weights in nf4 for load_in_8bit: 8-bit weights are not modelled, and take twice as much")
     options.take("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
     on = options.flag("use_peft", "use_lora", "lora_enable", "lora")
     r, alpha = options.whole("lora_r", "lora_rank"), options.whole("lora_alpha")
     dropout, targets = options.number("lora_dropout"), options.words("lora_target_modules", "lora_target")
-    if on or (on is None and (r is not None or targets)):
+    adapts = on or (on is None and (r is not None or targets is not None))
+    if (four or eight) and not adapts:
+        reading.assume("weights in the precision that is said: quantized weights are modelled under LoRA only")
+    if adapts:
         say_lora(
             reading,
             r=r or LORA_R,

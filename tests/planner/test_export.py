@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -191,33 +192,36 @@ def test_deepspeed_reads_its_json(sharding: str, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
 @pytest.mark.filterwarnings("ignore")
-def test_transformers_reads_the_deepspeed_part_inside_training_arguments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16", "fp16-mixed"])
+def test_transformers_reads_the_deepspeed_part_inside_training_arguments(precision: str, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     path = tmp_path / "args.yaml"
-    path.write_text(written("training-arguments", option(sharding="zero3", offload="all")).text)
+    path.write_text(written("training-arguments", option(sharding="zero3", offload="all", precision=precision)).text)
     found = training_arguments(path)
     assert found.hf_deepspeed_config.is_zero3()
     assert found.hf_deepspeed_config.is_offload()
+    # in one process instead of eight, the global batch is the one thing that cannot agree
+    assert {line.split("=")[0].strip("- ") for line in found.hf_deepspeed_config.mismatches} == {"ds train_batch_size"}
 
 
-@pytest.fixture
-def job_config(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """torchtitan's JobConfig, from its own file: the package as a whole wants a GPU's libraries."""
+def torchtitan_configs(file: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One file of torchtitan's configs, by itself: the package as a whole wants a GPU's libraries."""
     place = importlib.util.find_spec("torchtitan")
     folder = Path(next(iter(place.submodule_search_locations or []))) if place else Path("nowhere")
-    if not (folder / "config" / "job_config.py").is_file():
-        pytest.skip("needs torchtitan up to 0.2, whose configs are TOML")
+    if not (folder / "config" / f"{file}.py").is_file():
+        pytest.skip(f"needs a torchtitan with config/{file}.py")
     for name, path in (("torchtitan", folder), ("torchtitan.config", folder / "config")):
         package = types.ModuleType(name)
         package.__path__ = [str(path)]
         monkeypatch.setitem(sys.modules, name, package)
-    return importlib.import_module("torchtitan.config.job_config").JobConfig()
+    return importlib.import_module(f"torchtitan.config.{file}")
 
 
 @pytest.mark.parametrize(
     "knobs", [{"sharding": "fsdp"}, {"sharding": "hsdp", "checkpointing": "selective"}, {"precision": "bf16"}]
 )
-def test_torchtitan_knows_every_key_of_its_toml(knobs: dict[str, Any], job_config: Any) -> None:
+def test_torchtitan_knows_every_key_of_its_toml(knobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    job_config = torchtitan_configs("job_config", monkeypatch).JobConfig()  # up to 0.2
     for section, keys in tomllib.loads(written("torchtitan", option(**knobs)).text).items():
         default = getattr(job_config, section)
         assert is_dataclass(default)
@@ -225,6 +229,16 @@ def test_torchtitan_knows_every_key_of_its_toml(knobs: dict[str, Any], job_confi
         for key, value in keys.items():
             allowed = [choice for choice in get_args(types[key]) if isinstance(choice, str)]
             assert value in allowed if allowed else isinstance(value, type(getattr(default, key)))
+
+
+def test_torchtitan_knows_every_option_that_replaces_its_toml(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = torchtitan_configs("configs", monkeypatch)  # from 0.3 on
+    sections = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
+    text = written("torchtitan", option(sharding="hsdp", compile=True)).text
+    flags = re.findall(r"--(training|parallelism|compile)\.(\w+)", text)
+    assert ("training", "local_batch_size") in flags
+    for section, name in flags:
+        assert name in {item.name for item in fields(getattr(configs, sections[section]))}
 
 
 def test_torchtitan_spreads_over_all_ranks() -> None:
@@ -251,7 +265,7 @@ LORA = {"r": 8, "alpha": 16, "target_modules": ["q_proj", "v_proj"], "quantize":
         ("training-arguments", {"attention": "flash_attention_2"}, "attn_implementation='flash_attention_2'"),
         ("training-arguments", {"allocator": "expandable"}, "expandable_segments:True"),
         ("training-arguments", {"model": {"name": "llama-3.1-8b", "lora": LORA}}, "LoRA by peft: r=8, lora_alpha=16"),
-        ("training-arguments", {}, "samples are 2048 tokens"),
+        ("training-arguments", {}, "samples are 2048 tokens long"),
         ("accelerate", {}, "batch size 4 a GPU, 2 accumulation steps"),
         ("accelerate", {"precision": "tf32"}, "allow_tf32"),
         ("accelerate", {"checkpointing": "full"}, "checkpointing full"),

@@ -173,6 +173,20 @@ def test_a_command_may_be_built_of_variables_and_run_by_eval_or_bash(read: Read)
     assert read(quoted).spec["hardware"]["count"] == 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--model_name_or_path tiny\n--bf16 True\n--per_device_train_batch_size 3\n",
+        "python train.py\n  --model_name_or_path tiny\n  --bf16 True\n  # the batch\n  --per_device_train_batch_size=3",
+        "!python train.py --model-name-or-path tiny --bf16 True --per-device-train-batch-size 3",
+        "\ufeff(env) $ python train.py --model_name_or_path tiny --bf16 True --per_device_train_batch_size 3\r\n",
+    ],
+)
+def test_options_may_be_pasted_in_many_ways(text: str, read: Read) -> None:
+    training = read(text).spec["training"]
+    assert (training["micro_batch"], training["precision"]) == (3, "bf16-mixed")
+
+
 def test_what_stands_around_the_command_is_listed(read: Read) -> None:
     found = read("singularity exec --nv image.sif python train.py odd --model_name_or_path tiny --bf16")
     assert found.not_understood == ["before the command: singularity exec --nv image.sif", "odd"]
