@@ -26,6 +26,10 @@ YES, NO, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Commands of other files, imported when they are called: --help stays light, and planner never imports calibrate.
 ELSEWHERE = {
     "calibrate": ("calibrate.cli:calibrate", "Measure this machine into a profile, and check estimates against it."),
+    "explain": (
+        "planner.explain_command:explain",
+        "Where time and memory go, by operator and module; and what would help.",
+    ),
     "gpus": ("planner.catalog_commands:gpus", "Show the accelerators of the catalog, or one of them."),
     "export": ("planner.export_command:export", "Write an option of a plan as a config of another tool."),
     "import": ("planner.import_command:import_", "Read the configs of other tools into a spec."),

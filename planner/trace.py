@@ -55,6 +55,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             _fake(module, None)
             assumptions += _split(module, devices, knobs, model.tensor_parallel_plan)
         stack.enter_context(recorder)
+        stack.enter_context(recorder.modules.watching(module))
         if isinstance(recorder, ShardedRecorder):
             stack.enter_context(recorder.watching())
         segments = {}
@@ -82,6 +83,10 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         segments["micro_step"] = recorder.segment()
         whole = quantized.whole_shapes(module)
         ready = [_parameter(name, value, whole.get(name), recorder) for name, value in parameters]
+        for parameter in ready:
+            for block in (parameter.block, parameter.gradient_block):
+                if block is not None:
+                    recorder.own(block, parameter.name.rpartition(".")[0])
         segments |= _optimizer_steps(module, knobs, recorder)
         module.zero_grad()
         segments["evaluation"] = _evaluation(module, inputs, precision, recorder)
@@ -97,6 +102,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             task=built.task,
             assumptions=assumptions,
             versions=versions(),
+            modules=tuple(recorder.modules.numbers),
         )
         del inputs, given
     return workload
