@@ -26,6 +26,10 @@ YES, NO, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Commands of other files, imported when they are called: --help stays light, and planner never imports calibrate.
 ELSEWHERE = {
     "calibrate": ("calibrate.cli:calibrate", "Measure this machine into a profile, and check estimates against it."),
+    "diff": (
+        "planner.explain_command:diff",
+        "Two specs or saved answers side by side, and what makes the change.",
+    ),
     "explain": (
         "planner.explain_command:explain",
         "Where time and memory go, by operator and module; and what would help.",
