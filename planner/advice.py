@@ -6,7 +6,7 @@ than what two answers differ by anyway. All keep what a step trains on: the glob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from catalog.accelerator import Accelerator
 from catalog.errors import RigplanError
 from catalog.store import find
 from planner.answer import Estimate
-from planner.explanation import Advice
+from planner.explanation import Advice, best
 from planner.padding import padded_vocabulary, padded_widths
 from planner.question import Combination, How
 from planner.search import Progress, outcomes
@@ -45,6 +45,8 @@ class ModelChange:
     costs: str
     apply: Callable[[Spec], tuple[Spec, str, str] | None]
 
+
+Pair = tuple[Advice, Change | ModelChange]
 
 ADVICE: tuple[Change | ModelChange, ...] = (
     Change(
@@ -144,28 +146,73 @@ ADVICE: tuple[Change | ModelChange, ...] = (
 
 def advise(
     spec: Spec, found: Estimate, combination: Combination, *, profile: str = "", progress: Progress | None = None
-) -> list[Advice]:
-    """What would help the combination of `found`, best first. Where it does not fit, what would make it fit."""
+) -> tuple[list[Advice], Advice | None]:
+    """What would help the combination of `found`, best first, and the best of it together.
+
+    Where it does not fit, what would make it fit.
+    """
     if found.verdict == "does-not-fit":
-        return _that_fits(spec, found, combination, profile, progress)
+        return _that_fits(spec, found, combination, profile, progress), None
     strategy, choice = combination
     gpu = find(choice.gpu)
     changes = [item for item in ADVICE if isinstance(item, Change) and item.when(strategy, gpu)]
     changed = [(_with(strategy, item.fields), choice) for item in changes]
     answers = _answered(spec, changed, profile, progress)
-    shown = [
-        _advice(_as_written(item.fields, found, answer), item.why, item.costs, found, answer)
+    pairs: list[Pair] = [
+        (_advice(_as_written(item.fields, found, answer), _sets(item), item.why, item.costs, found, answer), item)
         for item, answer in zip(changes, answers, strict=True)
         if isinstance(answer, Estimate)
     ]
-    for item in ADVICE:
-        if isinstance(item, ModelChange) and (other := item.apply(spec)) is not None:
+    for item in (item for item in ADVICE if isinstance(item, ModelChange)):
+        if (other := item.apply(spec)) is not None:
             answer = _answered(other[0], [combination], profile, progress)[0]
             if isinstance(answer, Estimate):
-                shown.append(_advice(other[1], other[2], item.costs, found, answer))
+                pairs.append((_advice(other[1], _sets(item), other[2], item.costs, found, answer), item))
+    pairs = [pair for pair in pairs if _helps(pair[0], found)]
+    pairs.sort(key=lambda pair: -pair[0].saved_seconds)
+    helping = [advice for advice, _ in pairs]
+    told = best(helping)
+    return helping, _together(spec, found, combination, [pair for pair in pairs if pair[0] in told], profile, progress)
+
+
+def _together(
+    spec: Spec,
+    found: Estimate,
+    combination: Combination,
+    taken: Sequence[Pair],
+    profile: str,
+    progress: Progress | None,
+) -> Advice | None:
+    """The answer to all of these at once; None where it is no better than the first."""
+    if len(taken) < 2:
+        return None
+    fields: dict[str, Any] = {}
+    for _, item in taken:
+        if isinstance(item, Change):
+            fields |= item.fields
+        elif (other := item.apply(spec)) is not None:
+            spec = other[0]
+    strategy, choice = combination
+    answer = _answered(spec, [(_with(strategy, fields), choice)], profile, progress)[0]
+    if not isinstance(answer, Estimate):
+        return None
+    sets = [name for advice, _ in taken for name in advice.sets]
+    costs = ", ".join(dict.fromkeys(advice.costs for advice, _ in taken if advice.costs != "nothing"))
+    words = [_as_written(fields, found, answer)] if fields else []
+    words += [advice.change for advice, item in taken if isinstance(item, ModelChange)]
+    every = _advice(", ".join(words), sets, "all of these together", costs or "nothing", found, answer)
+    return every if _helps(every, found) and every.saved_seconds > taken[0][0].saved_seconds else None
+
+
+def _helps(advice: Advice, found: Estimate) -> bool:
     least = SHOWN_ABOVE * (found.step.seconds if found.step else 0.0)
-    helping = [item for item in shown if item.saved_seconds > least and _fits_as_well(found, item.estimate)]
-    return sorted(helping, key=lambda item: -item.saved_seconds)
+    return advice.saved_seconds > least and advice.estimate.verdict in ("fits", found.verdict)
+
+
+def _sets(item: Change | ModelChange) -> list[str]:
+    if isinstance(item, ModelChange):
+        return [item.apply.__name__.removeprefix("padded_")]
+    return [name for name in item.fields if name != "micro_batch" or len(item.fields) == 1]
 
 
 def _with(strategy: Strategy, fields: Mapping[str, Any]) -> Strategy:
@@ -192,16 +239,17 @@ def _as_written(fields: Mapping[str, Any], found: Estimate, answer: Estimate) ->
     return ", ".join(f"{key}: {value}" for key, value in words.items())
 
 
-def _advice(change: str, why: str, costs: str, found: Estimate, answer: Estimate) -> Advice:
+def _advice(change: str, sets: list[str], why: str, costs: str, found: Estimate, answer: Estimate) -> Advice:
     before, after = (item.step.seconds if item.step else 0.0 for item in (found, answer))
-    saved_bytes = found.memory.peak_reserved_bytes - answer.memory.peak_reserved_bytes
     return Advice(
-        change=change, why=why, costs=costs, saved_seconds=before - after, saved_bytes=saved_bytes, estimate=answer
+        change=change,
+        sets=sets,
+        why=why,
+        costs=costs,
+        saved_seconds=before - after,
+        saved_bytes=found.memory.peak_reserved_bytes - answer.memory.peak_reserved_bytes,
+        estimate=answer,
     )
-
-
-def _fits_as_well(found: Estimate, answer: Estimate) -> bool:
-    return answer.verdict == "fits" or answer.verdict == found.verdict
 
 
 def _that_fits(
@@ -215,6 +263,7 @@ def _that_fits(
     return [
         Advice(
             change=rung.change,
+            sets=[rung.change],
             why="less memory",
             costs=rung.price,
             saved_seconds=0.0,

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "import": ("planner.import_command:import_", "Read the configs of other tools into a spec."),
     "models": ("planner.model_commands:models", "Show the models that are known by name."),
     "report": ("planner.report_command:report", "Write a plan as a page, with the table of a compute proposal."),
+    "spec": ("planner.spec_command:spec", "Every field of a spec: what it takes, its default and its meaning."),
     "prices": ("planner.catalog_commands:prices", "Show what accelerators cost by the hour and to buy."),
 }
 

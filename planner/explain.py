@@ -40,9 +40,8 @@ def explain(
         return explained
     from planner.advice import advise
 
-    return explained.model_copy(
-        update={"advice": advise(spec, explained.estimate, (strategy, choice), profile=profile, progress=progress)}
-    )
+    helping, together = advise(spec, explained.estimate, (strategy, choice), profile=profile, progress=progress)
+    return explained.model_copy(update={"advice": helping, "together": together})
 
 
 def chosen(spec: Spec, rank: int, profile: str = "", progress: Progress | None = None) -> Estimate:

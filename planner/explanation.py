@@ -15,6 +15,7 @@ Bound = Literal["compute", "memory", "launch", ""]
 
 # Rows that are no operators: what the device waits for.
 HOST, LINK, FLOOR = "waiting for the host", "communication not hidden", "up to the physical floor"
+BEST = 3  # pieces of advice that are told
 # What memory rows hold besides the categories of the trace.
 ROUNDING = "rounded up by the allocator"
 
@@ -58,9 +59,13 @@ class MemoryRow(_Part):
 
 
 class Advice(_Part):
-    """A change, as the spec has it, and the estimate with it. Saved seconds are of a step, saved bytes of the peak."""
+    """A change, as the spec has it, and the estimate with it. Saved seconds are of a step, saved bytes of the peak.
+
+    Two changes that set the same of `sets` are alternatives to each other.
+    """
 
     change: str
+    sets: list[str]
     why: str
     costs: str
     saved_seconds: float
@@ -69,12 +74,31 @@ class Advice(_Part):
 
 
 class Explanation(_Part):
-    """Where the time and the memory of one combination go, and what would help, best first."""
+    """Where the time and the memory of one combination go, and what would help, best first.
+
+    `together` is the answer to the best three pieces of advice at once, where they help more than one of them.
+    """
 
     estimate: Estimate
     time: list[TimeRow]
     memory: list[MemoryRow]
     advice: list[Advice] = []
+    together: Advice | None = None
+
+    @property
+    def best_advice(self) -> list[Advice]:
+        """The three that help most, of alternatives the better."""
+        return best(self.advice)
 
 
-__all__ = ["FLOOR", "HOST", "LINK", "ROUNDING", "Advice", "Explanation", "MemoryRow", "TimeRow"]
+def best(advice: list[Advice]) -> list[Advice]:
+    """The first three that are no alternatives to one another."""
+    taken: list[Advice] = []
+    for item in advice:
+        known = {name for other in taken for name in other.sets}
+        if len(taken) < BEST and not known & set(item.sets):
+            taken.append(item)
+    return taken
+
+
+__all__ = ["FLOOR", "HOST", "LINK", "ROUNDING", "Advice", "Explanation", "MemoryRow", "TimeRow", "best"]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from catalog.units import GIB, count, seconds
 from planner.answer import Known, weakest
-from planner.explanation import Explanation, MemoryRow, TimeRow
+from planner.explanation import Advice, Explanation, MemoryRow, TimeRow
 from planner.report.estimate import setting, verdict
 from planner.report.layout import WIDTH, few_digits, listed, size, table
 
 SMALL = 0.001  # of the step: kinds below are taken together
-SHOWN_MODULES, SHOWN_OPERATORS, SHOWN_ADVICE = 16, 12, 3
+SHOWN_MODULES, SHOWN_OPERATORS = 16, 12
 NARROW = 100  # columns; below, tables leave out what can be left out
 NUMBERS_WIDTH = 50  # columns of a table of modules beside their names
 LARGEST, HOLDER = 2, 30  # modules named for each kind of memory, and columns for each name
@@ -194,18 +194,22 @@ def _advice(found: Explanation, width: int) -> list[str]:
     if not found.advice:
         return []
     lines = ["", "What would help most: each alone, worked out like the answer above"]
-    for place, item in enumerate(found.advice[:SHOWN_ADVICE], 1):
-        gain = [f"costs {item.costs}", f"{size(item.estimate.memory.device_bytes)} GiB"]
-        if item.saved_seconds > 0 and item.estimate.step is not None and found.estimate.step is not None:
-            share = item.saved_seconds / found.estimate.step.seconds
-            gain.insert(0, f"{seconds(item.estimate.step.seconds)} a step, {share:.0%} less")
-        elif item.saved_bytes > 0:
-            gain.insert(0, f"saves {size(item.saved_bytes)} GiB, then {item.estimate.verdict}")
-        lines += _wrapped(f"  {place}. {item.change}: {item.why}", width)
-        lines += _wrapped(f"     {'; '.join(gain)}", width)
-    if len(found.advice) > SHOWN_ADVICE:
-        lines.append(f"  ... and {len(found.advice) - SHOWN_ADVICE} more with --json")
-    return lines
+    for place, item in enumerate(found.best_advice, 1):
+        lines += [*_wrapped(f"  {place}. {item.change}: {item.why}", width), *_gain(found, item, width)]
+    if found.together is not None:
+        lines += [*_wrapped(f"  all: {found.together.change}", width), *_gain(found, found.together, width)]
+    left = len(found.advice) - len(found.best_advice)
+    return [*lines, f"  ... and {left} more with --json"] if left else lines
+
+
+def _gain(found: Explanation, item: Advice, width: int) -> list[str]:
+    words = [f"costs {item.costs}", f"{size(item.estimate.memory.device_bytes)} GiB"]
+    if item.saved_seconds > 0 and item.estimate.step is not None and found.estimate.step is not None:
+        share = item.saved_seconds / found.estimate.step.seconds
+        words.insert(0, f"{seconds(item.estimate.step.seconds)} a step, {share:.0%} less")
+    elif item.saved_bytes > 0:
+        words.insert(0, f"saves {size(item.saved_bytes)} GiB, then {item.estimate.verdict}")
+    return _wrapped(f"     {'; '.join(words)}", width)
 
 
 def _wrapped(line: str, width: int) -> list[str]:
