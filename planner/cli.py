@@ -39,8 +39,8 @@ ELSEWHERE = {
     "import": ("planner.import_command:import_", "Read the configs of other tools into a spec."),
     "models": ("planner.model_commands:models", "Show the models that are known by name."),
     "report": ("planner.report_command:report", "Write a plan as a page, with the table of a compute proposal."),
-    "spec": ("planner.spec_command:spec", "Every field of a spec: what it takes, its default and its meaning."),
     "prices": ("planner.catalog_commands:prices", "Show what accelerators cost by the hour and to buy."),
+    "spec": ("planner.spec_command:spec", "Every field of a spec: what it takes, its default and its meaning."),
 }
 
 
@@ -220,10 +220,13 @@ def _tell_plan(found: Plan, as_json: bool, every: bool) -> int:
 def main() -> None:
     """The `rigplan` command."""
     try:
-        code = rigplan.main(standalone_mode=False)
+        code = rigplan.main(prog_name="rigplan", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("rigplan: interrupted", err=True)
         sys.exit(INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(WRONG_INPUT)
     except click.ClickException as error:
         _show(error)
         sys.exit(WRONG_INPUT)
