@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from catalog.errors import RigplanError
 from planner.answer import Estimate, Plan
-from planner.explain import explain
+from planner.explained import explain
 from planner.explanation import Explanation
 from planner.search import Progress
 from planner.spec import Spec

@@ -22,7 +22,7 @@ def explain(spec: str, rank: int, every: bool, quick: bool, as_json: bool, profi
     The rows add up: those of time to the step, those of memory to the peak. Every piece of advice is an answer to the
     changed spec, not a rule of thumb. Exit code 1 when it does not fit.
     """
-    from planner.explain import explain as answer
+    from planner.explained import explain as answer
     from planner.report.explanation import page
     from planner.report.progress import Progress
 

@@ -8,7 +8,7 @@ import pytest
 
 import planner
 from planner.advice import ADVICE, Change, advise
-from planner.explain import explain
+from planner.explained import explain
 from planner.explanation import Advice, Explanation, best
 from planner.padding import config_of, padded_vocabulary, padded_widths
 from planner.report.explanation import page
@@ -68,7 +68,7 @@ def test_of_alternatives_the_better_is_named(naive: Explanation) -> None:
 def test_where_nothing_helps_nothing_is_said() -> None:
     found = planner.estimate(spec({"optimizer_implementation": "fused"}, {"gpu": "h200-sxm"}))
     asked = Spec.load(spec({"optimizer_implementation": "fused"}, {"gpu": "h200-sxm"}))
-    from planner.explain import combination
+    from planner.explained import combination
 
     helping, together = advise(asked, found, combination(asked, found))
     assert [item.change for item in helping if not item.change.startswith(("compile", "vocab_size"))] == []

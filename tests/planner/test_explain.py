@@ -15,7 +15,7 @@ import planner
 from catalog.errors import RigplanError
 from planner.breakdown import folded
 from planner.cli import rigplan
-from planner.explain import explain
+from planner.explained import explain
 from planner.explanation import HOST, LINK, Explanation, TimeRow
 from planner.report.explanation import page
 from tests.planner.test_search import spec
