@@ -65,6 +65,8 @@ def _takes(hint: Any) -> tuple[str, list[type[SpecPart]]]:
     if get_origin(hint) in (Union, types.UnionType):
         found = [_takes(item) for item in get_args(hint) if item is not type(None)]
         return " or ".join(text for text, _ in found), [part for _, parts in found for part in parts]
+    if get_origin(hint) is dict:
+        return f"a mapping of {_takes(get_args(hint)[0])[0]} to {_takes(get_args(hint)[1])[0]}", []
     if inspect.isclass(hint) and issubclass(hint, SpecPart):
         return "a mapping, see below", [hint]
     return WORDS[hint.__name__], []
@@ -79,19 +81,20 @@ def _default(value: Any) -> str:
 
 
 def _comments(part: type[SpecPart]) -> dict[str, str]:
-    """What stands behind each field in the source of its model."""
+    """What stands behind each field in the source of its model, or in the line above it."""
     source = inspect.getsource(part)
     said = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
+    alone = {line: text for line, text in said.items() if source.splitlines()[line - 1].lstrip().startswith("#")}
     (body,) = ast.parse(source).body
     fields = [node for node in getattr(body, "body", []) if isinstance(node, ast.AnnAssign)]
     return {
-        node.target.id: said[node.end_lineno]
+        node.target.id: said.get(node.end_lineno or 0) or alone.get(node.lineno - 1, "")
         for node in fields
-        if isinstance(node.target, ast.Name) and node.end_lineno in said
+        if isinstance(node.target, ast.Name)
     }
 
 

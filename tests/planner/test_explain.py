@@ -46,6 +46,7 @@ def test_it_is_the_estimate(tiny: Explanation) -> None:
         (TINY_BATCH, {"gpu": "h200-sxm", "count": 4}),
         ({**TINY_BATCH, "sharding": "zero2"}, {"gpu": "a100-sxm4-80gb", "count": 2}),
         ({**TINY_BATCH, "sharding": "fsdp", "checkpointing": "full"}, {"gpu": "rtx-3090", "count": 2}),
+        ({**TINY_BATCH, "sharding": "zero2", "offload": "optimizer"}, {"gpu": "a100-sxm4-80gb", "count": 2}),
     ],
 )
 def test_rows_sum_to_the_step_and_to_the_peak(training: dict[str, object], hardware: object) -> None:
