@@ -13,13 +13,18 @@ from typing import Any
 from catalog.accelerator import Accelerator
 from catalog.errors import RigplanError
 from catalog.store import find
+from planner import machine as machines
 from planner.answer import Estimate
-from planner.explanation import Advice, best
+from planner.cache import Workloads
+from planner.evaluate import evaluate, knobs_of
+from planner.explanation import Advice, TimeRow, best
+from planner.money import charged
+from planner.outcome import batches_at
 from planner.padding import padded_vocabulary, padded_widths
 from planner.question import Combination, How
 from planner.search import Progress, outcomes
 from planner.spec import Spec
-from planner.strategy import Strategy
+from planner.strategy import HardwareChoice, Strategy
 
 SHOWN_ABOVE = 0.005  # of the step: less is within what the estimate itself is good for
 FUSED = ("adamw", "adam", "sgd")
@@ -46,9 +51,22 @@ class ModelChange:
     apply: Callable[[Spec], tuple[Spec, str, str] | None]
 
 
-Pair = tuple[Advice, Change | ModelChange]
+@dataclass(frozen=True, slots=True)
+class TraceChange:
+    """Another call in the model's own code, tried where the step has `kind` operators with this flag of their shape."""
 
-ADVICE: tuple[Change | ModelChange, ...] = (
+    change: str
+    why: str
+    costs: str
+    kind: str
+    flag: str
+    knobs: Mapping[str, Any]
+
+
+Item = Change | ModelChange | TraceChange
+Pair = tuple[Advice, Item]
+
+ADVICE: tuple[Item, ...] = (
     Change(
         "matrix units do not work in fp32",
         "products with 10 bits of mantissa",
@@ -139,15 +157,29 @@ ADVICE: tuple[Change | ModelChange, ...] = (
         {"offload": "none"},
         lambda strategy, _: strategy.offload != "none",
     ),
+    TraceChange(
+        "no attn_mask, or is_causal=True",
+        "the mask hides nothing else",
+        "nothing",
+        kind="attention",
+        flag="mask",
+        knobs={"drop_masks": True},
+    ),
     ModelChange("rows that no token uses", padded_vocabulary),
     ModelChange("a slightly larger model", padded_widths),
 )
 
 
 def advise(
-    spec: Spec, found: Estimate, combination: Combination, *, profile: str = "", progress: Progress | None = None
+    spec: Spec,
+    found: Estimate,
+    combination: Combination,
+    rows: Sequence[TimeRow],
+    *,
+    profile: str = "",
+    progress: Progress | None = None,
 ) -> tuple[list[Advice], Advice | None]:
-    """What would help the combination of `found`, best first, and the best of it together.
+    """What would help the combination of `found` with these rows of time, best first, and the best of it together.
 
     Where it does not fit, what would make it fit.
     """
@@ -163,8 +195,11 @@ def advise(
         for item, answer in zip(changes, answers, strict=True)
         if isinstance(answer, Estimate)
     ]
-    for item in (item for item in ADVICE if isinstance(item, ModelChange)):
-        if (other := item.apply(spec)) is not None:
+    for item in ADVICE:
+        if isinstance(item, TraceChange) and any(row.kind == item.kind and row.shape.get(item.flag) for row in rows):
+            anew = _traced_anew(spec, strategy, choice, item.knobs, profile, progress)
+            pairs.append((_advice(item.change, _sets(item), item.why, item.costs, found, anew), item))
+        if isinstance(item, ModelChange) and (other := item.apply(spec)) is not None:
             answer = _answered(other[0], [combination], profile, progress)[0]
             if isinstance(answer, Estimate):
                 pairs.append((_advice(other[1], _sets(item), other[2], item.costs, found, answer), item))
@@ -183,14 +218,15 @@ def _together(
     profile: str,
     progress: Progress | None,
 ) -> Advice | None:
-    """The answer to all of these at once; None where it is no better than the first."""
+    """The answer to all of these at once, but for changes of the model's code; None where that is no better."""
+    taken = [pair for pair in taken if not isinstance(pair[1], TraceChange)]
     if len(taken) < 2:
         return None
     fields: dict[str, Any] = {}
     for _, item in taken:
         if isinstance(item, Change):
             fields |= item.fields
-        elif (other := item.apply(spec)) is not None:
+        elif isinstance(item, ModelChange) and (other := item.apply(spec)) is not None:
             spec = other[0]
     strategy, choice = combination
     answer = _answered(spec, [(_with(strategy, fields), choice)], profile, progress)[0]
@@ -209,9 +245,11 @@ def _helps(advice: Advice, found: Estimate) -> bool:
     return advice.saved_seconds > least and advice.estimate.verdict in ("fits", found.verdict)
 
 
-def _sets(item: Change | ModelChange) -> list[str]:
+def _sets(item: Item) -> list[str]:
     if isinstance(item, ModelChange):
         return [item.apply.__name__.removeprefix("padded_")]
+    if isinstance(item, TraceChange):
+        return list(item.knobs)
     return [name for name in item.fields if name != "micro_batch" or len(item.fields) == 1]
 
 
@@ -229,6 +267,22 @@ def _answered(
         return outcomes(spec, combinations, How(), profile=profile, progress=progress)
     except RigplanError as error:
         return [str(error)] * len(combinations)
+
+
+def _traced_anew(
+    spec: Spec,
+    strategy: Strategy,
+    choice: HardwareChoice,
+    changed: Mapping[str, Any],
+    profile: str,
+    progress: Progress | None,
+) -> Estimate:
+    """The same combination with other knobs of the trace."""
+    machine = machines.resolve(choice, profile)
+    batches = batches_at(strategy, machine, strategy.micro_batch or 1)
+    knobs = replace(knobs_of(strategy, machine), **changed)
+    workload = Workloads(spec.model, spec.data, progress).at(knobs, batches.micro_batch)
+    return charged(spec, evaluate(spec, strategy, machine, batches, workload))
 
 
 def _as_written(fields: Mapping[str, Any], found: Estimate, answer: Estimate) -> str:

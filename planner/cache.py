@@ -56,6 +56,7 @@ class TraceKnobs:
     max_grad_norm: float | None
     capability: tuple[int, int]
     mesh: Mesh | None = None
+    drop_masks: bool = False  # as if attention masks that hide nothing were not given
 
     @classmethod
     def of(cls, strategy: Strategy, capability: tuple[int, int], hardware: HardwareChoice) -> TraceKnobs:

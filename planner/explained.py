@@ -40,7 +40,8 @@ def explain(
         return explained
     from planner.advice import advise
 
-    helping, together = advise(spec, explained.estimate, (strategy, choice), profile=profile, progress=progress)
+    chosen_one = (strategy, choice)
+    helping, together = advise(spec, explained.estimate, chosen_one, explained.time, profile=profile, progress=progress)
     return explained.model_copy(update={"advice": helping, "together": together})
 
 

@@ -50,7 +50,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         recorder = Recorder() if devices is None else ShardedRecorder(fsdp.group_names(devices))
         recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(cuda_semantics(knobs.capability))
+        stack.enter_context(cuda_semantics(knobs.capability, drop_masks=knobs.drop_masks))
         if devices is not None and knobs.mesh is not None:  # the whole is never on the device: load holds shards alone
             _fake(module, None)
             assumptions += _split(module, devices, knobs, model.tensor_parallel_plan)

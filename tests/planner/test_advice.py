@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_where_nothing_helps_nothing_is_said() -> None:
     asked = Spec.load(spec({"optimizer_implementation": "fused"}, {"gpu": "h200-sxm"}))
     from planner.explained import combination
 
-    helping, together = advise(asked, found, combination(asked, found))
+    helping, together = advise(asked, found, combination(asked, found), [])
     assert [item.change for item in helping if not item.change.startswith(("compile", "vocab_size"))] == []
     assert together is None
 
@@ -121,3 +122,38 @@ def test_a_padded_vocabulary_saves_what_its_products_lose() -> None:
     (padded,) = [item for item in explain(asked).advice if item.change == "vocab_size: 50304"]
     assert padded.saved_seconds > 0
     assert padded.estimate.parameters > 50_257 * 256
+
+
+MASKED = """
+import torch
+from torch import nn
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.to_qkv = nn.Linear(256, 768)
+
+    def forward(self, x, mask):
+        q, k, v = (part.unflatten(-1, (4, 64)).transpose(1, 2) for part in self.to_qkv(x).chunk(3, dim=-1))
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).square().mean()
+
+def make(batch_size):
+    return Masked(), {"x": torch.zeros(batch_size, 512, 256), "mask": MASK}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "needless"),
+    [
+        ("torch.ones(512, 512, dtype=torch.bool)", True),
+        ("torch.ones(512, 512, dtype=torch.bool).tril()", True),
+        ("torch.ones(512, 512, dtype=torch.bool).tril(3)", False),
+    ],
+)
+def test_a_mask_that_hides_nothing_is_told_with_what_it_costs(mask: str, needless: bool, tmp_path: Path) -> None:
+    file = tmp_path / "masked.py"
+    file.write_text(MASKED.replace("MASK}", f"{mask}}}"))
+    found = explain({**spec({"micro_batch": 64}), "model": {"module": f"{file}:make"}})
+    told = [item for item in found.advice if item.sets == ["drop_masks"]]
+    assert len(told) == needless
+    assert any(row.shape.get("mask") for row in found.time if row.kind == "attention")
