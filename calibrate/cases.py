@@ -160,6 +160,7 @@ def told(record: Mapping[str, Any]) -> str:
 @click.option("--history", type=click.Path(file_okay=False, path_type=Path), help="Keep the allocator's events here.")
 @click.option("--minutes", default=60.0, help="Start no case after this time.")
 @click.option("--timeout", default=90.0, help="Seconds a case may take.")
+@click.option("--json", "as_json", is_flag=True, help="Print each record as a line of JSON too.")
 def main(
     cases_file: Path,
     output: Path,
@@ -169,6 +170,7 @@ def main(
     history: Path | None,
     minutes: float,
     timeout: float,
+    as_json: bool,
 ) -> None:
     """Run the cases of CASES_FILE for a few real training steps each, and write one JSON record a line."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # to ask for a GPU must not start CUDA before the fork
@@ -183,11 +185,14 @@ def main(
     with output.open("a", encoding="utf-8") as file:
         for number, case in enumerate(cases, 1):
             if time.monotonic() - began > 60 * minutes:
-                click.echo(f"{minutes:g} minutes are over: left out the last {len(cases) - number + 1} cases")
+                click.echo(
+                    f"{minutes:g} minutes are over: left out the last {len(cases) - number + 1} cases", err=as_json
+                )
                 break
             start = time.monotonic()
             record = isolated(case, device, history, timeout)
             record["wall_seconds"] = round(time.monotonic() - start, 2)
             file.write(json.dumps(record) + "\n")
             file.flush()
-            click.echo(f"{number}/{len(cases)} {case.name}: {told(record)} [{record['wall_seconds']:.1f} s]")
+            line = f"{number}/{len(cases)} {case.name}: {told(record)} [{record['wall_seconds']:.1f} s]"
+            click.echo(json.dumps(record) if as_json else line)

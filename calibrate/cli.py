@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from calibrate.sweep import Job, Summary
+    from catalog.profile import Factor
 
 DEFAULT_MINUTES = 10.0
 QUICK_MINUTES = 2.0
@@ -35,6 +36,7 @@ MINIMUM_SECONDS = 0.02  # of device time a call: thousands of calls have to fit 
 WARM_UP_SECONDS = 0.005
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+SPEC = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)  # or - for standard input
 
 Command = Callable[..., Any]
 
@@ -82,11 +84,14 @@ def calibrate() -> None:
     "--minutes", type=click.FloatRange(min=0), default=None, help=f"Time to measure; {DEFAULT_MINUTES:g} if not said."
 )
 @click.option("--quick", is_flag=True, help=f"{QUICK_MINUTES:g} minutes: every kind of operator, coarsely.")
-@click.option("--for", "specs", multiple=True, type=FILE, metavar="SPEC", help="Time the very operators of this spec.")
+@click.option("--for", "specs", multiple=True, type=SPEC, metavar="SPEC", help="Time the very operators of this spec.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the profile goes.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier run with the same output stopped.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON at the end: what was timed, and the profile's facts.")
 @_telling
-def run(minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Path | None, resume: bool) -> None:
+def run(
+    minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Path | None, resume: bool, as_json: bool
+) -> None:
     """Time this machine's GPU and write its profile."""
     if minutes is not None and quick:
         raise RigplanError("found --minutes and --quick; wanted one of them")
@@ -110,10 +115,12 @@ def run(minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Pat
         limit -= (time.monotonic() - began) / 60
     jobs = _traced(specs) if specs else sweep.all_jobs()
     summary = _timed(jobs, runs, limit)
-    _tell(summary, runs)
+    _tell(summary, runs, as_json)
     if summary.measured + summary.known == 0:
         raise RigplanError(f"nothing could be timed; {runs} says why, call by call")
-    _write_profile(runs, output)
+    _write_profile(runs, output, as_json)
+    if as_json:
+        click.echo(json.dumps(_as_json(summary, output)))
 
 
 def _device_facts() -> dict[str, Any]:
@@ -181,21 +188,41 @@ def _bar() -> Iterator[Progress]:
         yield progress
 
 
-def _tell(summary: Summary, runs: Path) -> None:
+def _as_json(summary: Summary, output: Path) -> dict[str, Any]:
+    """What a run has timed, and the profile that it became."""
+    from catalog import profile
+
+    found = profile.load(output)
+    return {
+        "profile": str(output),
+        "accelerator": found.accelerator,
+        "points": len(found.points),
+        "measured": summary.measured,
+        "known_before": summary.known,
+        "left": summary.left,
+        "skipped": [reason for _, reason in summary.skipped],
+        "interrupted": summary.interrupted,
+        "residuals": dict(found.residuals),
+        "factors": {name: dataclasses.asdict(factor) for name, factor in found.factors.items()},
+    }
+
+
+def _tell(summary: Summary, runs: Path, as_json: bool) -> None:
     known = f", {summary.known} known before" if summary.known else ""
     left = f", {summary.left} left for another --resume" if summary.left else ""
     stopped = "interrupted: " if summary.interrupted else ""
     click.echo(
-        f"{stopped}{summary.measured} calls timed{known}{left}; {len(summary.skipped)} could not be timed ({runs})"
+        f"{stopped}{summary.measured} calls timed{known}{left}; {len(summary.skipped)} could not be timed ({runs})",
+        err=as_json,
     )
     reasons: dict[str, int] = {}
     for _, reason in summary.skipped:
         reasons[reason] = reasons.get(reason, 0) + 1
     for reason, count in sorted(reasons.items(), key=lambda pair: -pair[1])[:8]:
-        click.echo(f"  {count:4d} x {reason[:150]}")
+        click.echo(f"  {count:4d} x {reason[:150]}", err=as_json)
 
 
-def _write_profile(runs: Path, output: Path) -> None:
+def _write_profile(runs: Path, output: Path, as_json: bool) -> None:
     """Fit what was measured. Where only a spec's own calls were, they become exact points of the shipped profile."""
     from calibrate import fit, sweep
     from catalog import profile
@@ -207,35 +234,43 @@ def _write_profile(runs: Path, output: Path) -> None:
         found = dataclasses.replace(shipped, name=found.name, points={**shipped.points, **found.points})
     profile.save(found, output)
     residuals = ", ".join(f"{kind} {value:.1%}" for kind, value in sorted(found.residuals.items()))
-    click.echo(f"{output}: profile of {found.accelerator}, {len(found.points)} exact points")
-    click.echo(f"median error on held-out shapes: {residuals or 'too few shapes'}")
+    click.echo(f"{output}: profile of {found.accelerator}, {len(found.points)} exact points", err=as_json)
+    click.echo(f"median error on held-out shapes: {residuals or 'too few shapes'}", err=as_json)
     records = [line["training"] for line in lines if "training" in line]
     if records:
         try:
-            _improve(output, records)
+            _tell_factors(_improved(output, records), as_json)
         except RigplanError as error:  # the kernels are worth a profile of their own
             click.echo(f"warning: no factors from training steps: {error}", err=True)
 
 
-def _improve(profile: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Fit the factors of real training steps into a profile and tell them."""
+def _improved(profile: Path, records: Sequence[dict[str, Any]]) -> dict[str, Factor]:
+    """Fit the factors of real training steps into a profile."""
     from calibrate import steps
 
-    for name, factor in steps.improve(profile, records, _say).items():
+    return steps.improve(profile, records, _say)
+
+
+def _tell_factors(factors: Mapping[str, Factor], as_json: bool) -> None:
+    for name, factor in factors.items():
         spread = "" if factor.residual is None else f", spread {factor.residual:.1%}"
-        click.echo(f"{name:24s} {factor.value:.4g} {factor.unit}  ({factor.source}{spread})")
+        click.echo(f"{name:24s} {factor.value:.4g} {factor.unit}  ({factor.source}{spread})", err=as_json)
 
 
 @calibrate.command("steps")
 @click.argument("runs", type=FILE)
 @click.option("--profile", type=FILE, required=True, help="The profile that the factors are written into.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the factors by name.")
 @_telling
-def steps_command(runs: Path, profile: Path) -> None:
+def steps_command(runs: Path, profile: Path, as_json: bool) -> None:
     """Fit what the training RUNS (JSON lines of `calibrate train`) show of host and long runs into a profile."""
     from calibrate import steps
 
-    _improve(profile, steps.read(runs))
-    click.echo(f"{profile}: factors written")
+    factors = _improved(profile, steps.read(runs))
+    _tell_factors(factors, as_json)
+    click.echo(f"{profile}: factors written", err=as_json)
+    if as_json:
+        click.echo(json.dumps({name: dataclasses.asdict(factor) for name, factor in factors.items()}))
 
 
 @calibrate.command()
@@ -244,7 +279,7 @@ def steps_command(runs: Path, profile: Path) -> None:
 @click.option("--only", multiple=True, metavar="NAME", help="Only runs of this name; * stands for anything.")
 @click.option("--from-log", "log", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
               help="A pasted training log, or -, instead of RUNS.")  # fmt: skip
-@click.option("--spec", type=FILE, help="What the log is of: a spec that leaves one combination.")
+@click.option("--spec", type=SPEC, help="What the log is of: a spec that leaves one combination.")
 @click.option("--micro-steps", is_flag=True, help="The log's iterations are micro-steps, several to an optimizer step.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_telling
@@ -285,6 +320,8 @@ def _check_log(log: Path, spec: Path, profile: str, micro_steps: bool, as_json: 
     from calibrate import log as logs
     from planner.search import estimate
 
+    if str(log) == str(spec) == "-":
+        raise RigplanError("found - for both --from-log and --spec; wanted a file for one of them")
     text = sys.stdin.read() if str(log) == "-" else log.read_text(encoding="utf-8", errors="replace")
     logs.found(text)  # a log that says nothing is told before the spec is traced
     answer = estimate(spec, profile=profile, progress=_say)

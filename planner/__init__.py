@@ -1,4 +1,5 @@
-"""Will it fit, how long will it take, what will it cost: `estimate`, `plan` and `fits` take a Spec, a dict or a path.
+"""Will it fit, how long will it take, what will it cost: `estimate`, `plan`, `fits` and `explain` take a Spec, a dict
+or a path.
 
 Names are loaded on first use, so that importing the package costs nothing and never pulls in torch.
 """
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from catalog.errors import RigplanError as RigplanError
+    from planner.explained import explain as explain
     from planner.search import estimate as estimate
     from planner.search import fits as fits
     from planner.search import plan as plan
@@ -21,10 +23,11 @@ _HOMES = {
     "RigplanError": "catalog.errors",
     "Spec": "planner.spec",
     "estimate": "planner.search",
+    "explain": "planner.explained",
     "fits": "planner.search",
     "plan": "planner.search",
 }
-__all__ = ["RigplanError", "Spec", "estimate", "fits", "plan"]
+__all__ = ["RigplanError", "Spec", "estimate", "explain", "fits", "plan"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from planner import fused_ops  # noqa: F401  registers the operators used below
 
@@ -78,13 +79,16 @@ def _flash_runs(head_size: int, capability: tuple[int, int], dropout: bool, need
     return not (needs_grad and too_wide and capability in SMALL_SHARED_MEMORY)
 
 
-def replacement(capability: tuple[int, int]) -> Callable[..., Any]:
-    """scaled_dot_product_attention as a GPU of that compute capability runs it, for the dispatcher."""
+def replacement(capability: tuple[int, int], *, drop_masks: bool = False) -> Callable[..., Any]:
+    """scaled_dot_product_attention as a GPU of that compute capability runs it, for the dispatcher; with `drop_masks`,
+    as it runs without a mask that can be seen to hide nothing or only what comes later."""
 
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
+        if drop_masks and attn_mask is not None:
+            attn_mask, is_causal = _needed(attn_mask, is_causal)
         kernel = "math" if q.dim() != 4 else _choose(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, capability)
         if kernel == "math":
             math = aten._scaled_dot_product_attention_math.default
@@ -100,6 +104,18 @@ def replacement(capability: tuple[int, int]) -> Callable[..., Any]:
         return out if out.shape[-1] == size else out[..., :size]
 
     return run
+
+
+def _needed(mask: torch.Tensor, causal: bool) -> tuple[torch.Tensor | None, bool]:
+    """The mask, or none and whether that is causal; a fake tensor cannot be asked what it hides."""
+    if isinstance(mask, FakeTensor) or mask.dtype != torch.bool:
+        return mask, causal
+    with unset_fake_temporarily():
+        if bool(mask.all()):
+            return None, causal
+        rows, columns = mask.shape[-2:]
+        later = torch.ones(rows, columns, dtype=torch.bool).triu(1)
+        return (None, True) if rows == columns and bool((mask == ~later).all()) else (mask, causal)
 
 
 def _choose(

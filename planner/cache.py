@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 # The files that decide what a trace holds.
 TRACING = (
-    "trace.py", "recorder.py", "fake_results.py", "semantics.py", "fused_ops.py", "attention.py", "optimizers.py",
-    "models.py", "model_inputs.py", "model_lengths.py", "model_factory.py", "wrappers/checkpointing.py",
-    "wrappers/lora.py", "wrappers/quantized.py", "wrappers/fsdp.py", "wrappers/tensor_parallel.py",
-    "wrappers/sharded_recorder.py", "wrappers/compiled.py", "compiled/gpu.py", "compiled/fused.py",
-    "compiled/lower.py", "compiled/program.py", "collectives.py",
+    "trace.py", "recorder.py", "fake_results.py", "module_path.py", "semantics.py", "fused_ops.py", "attention.py",
+    "optimizers.py", "models.py", "model_inputs.py", "model_lengths.py", "model_factory.py",
+    "wrappers/checkpointing.py", "wrappers/lora.py", "wrappers/quantized.py", "wrappers/fsdp.py",
+    "wrappers/tensor_parallel.py", "wrappers/sharded_recorder.py", "wrappers/compiled.py", "compiled/gpu.py",
+    "compiled/fused.py", "compiled/lower.py", "compiled/program.py", "collectives.py",
 )  # fmt: skip
 # Two micro-batches that any larger one is read off from; 1 is traced by itself: sizes of 1 change what is contiguous.
 ANCHORS = (2, 4)
@@ -58,6 +58,7 @@ class TraceKnobs:
     capability: tuple[int, int]
     mesh: Mesh | None = None
     compile: bool = False
+    drop_masks: bool = False  # as if attention masks that hide nothing were not given
 
     @classmethod
     def of(cls, strategy: Strategy, capability: tuple[int, int], hardware: HardwareChoice) -> TraceKnobs:
@@ -175,7 +176,7 @@ def save(workload: Workload, path: Path) -> None:
         "calls": [to_json(call) for call in workload.calls],
         "segments": list(workload.segments),
         "parameters": [asdict(parameter) for parameter in workload.parameters],
-        **{name: getattr(workload, name) for name in ("samples_to_tokens", "family", "task", "assumptions")},
+        **{name: getattr(workload, name) for name in ("samples_to_tokens", "family", "task", "assumptions", "modules")},
         "versions": dict(workload.versions),
     }
     columns = {
@@ -220,6 +221,7 @@ def load(path: Path) -> Workload | None:
                 task=meta["task"],
                 assumptions=tuple(meta["assumptions"]),
                 versions=meta["versions"],
+                modules=tuple(meta["modules"]),
             )
     except (OSError, ValueError, KeyError):
         return None

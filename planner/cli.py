@@ -26,12 +26,21 @@ YES, NO, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Commands of other files, imported when they are called: --help stays light, and planner never imports calibrate.
 ELSEWHERE = {
     "calibrate": ("calibrate.cli:calibrate", "Measure this machine into a profile, and check estimates against it."),
+    "diff": (
+        "planner.explain_command:diff",
+        "Two specs or saved answers side by side, and what makes the change.",
+    ),
+    "explain": (
+        "planner.explain_command:explain",
+        "Where time and memory go, by operator and module; and what would help.",
+    ),
     "gpus": ("planner.catalog_commands:gpus", "Show the accelerators of the catalog, or one of them."),
     "export": ("planner.export_command:export", "Write an option of a plan as a config of another tool."),
     "import": ("planner.import_command:import_", "Read the configs of other tools into a spec."),
     "models": ("planner.model_commands:models", "Show the models that are known by name."),
     "report": ("planner.report_command:report", "Write a plan as a page, with the table of a compute proposal."),
     "prices": ("planner.catalog_commands:prices", "Show what accelerators cost by the hour and to buy."),
+    "spec": ("planner.spec_command:spec", "Every field of a spec: what it takes, its default and its meaning."),
 }
 
 
@@ -211,10 +220,13 @@ def _tell_plan(found: Plan, as_json: bool, every: bool) -> int:
 def main() -> None:
     """The `rigplan` command."""
     try:
-        code = rigplan.main(standalone_mode=False)
+        code = rigplan.main(prog_name="rigplan", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("rigplan: interrupted", err=True)
         sys.exit(INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(WRONG_INPUT)
     except click.ClickException as error:
         _show(error)
         sys.exit(WRONG_INPUT)

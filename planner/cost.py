@@ -143,13 +143,19 @@ def point_key(call: Call, tf32: bool) -> str:
 
 def floor_seconds(operator: Operator, machine: Pricing) -> float:
     """Physics: FLOP over the dense peak, and the bytes that cannot have stayed in the L2 over the bandwidth."""
+    computing, moving = physical_seconds(operator, machine)
+    in_cache = machine.rates().l2_bytes / machine.accelerator.memory_bytes_per_s
+    return max(computing, moving - in_cache)
+
+
+def physical_seconds(operator: Operator, machine: Pricing) -> tuple[float, float]:
+    """(FLOP over the dense peak, bytes over the bandwidth): the larger says what bounds an operator."""
     at = machine.rates()
     name = PEAK_NAMES.get(operator.dtype, "fp32")
     if operator.kind == "attention" and operator.dtype == "f32":
         name = "tf32"
     peak = max(machine.accelerator.peak_flop_per_s.get(name, 0.0), at.ceiling.rate(name))
-    moved = max(0.0, operator.bytes_moved - at.l2_bytes)
-    return max(operator.executed_flop / peak, moved / machine.accelerator.memory_bytes_per_s)
+    return operator.executed_flop / peak, operator.bytes_moved / machine.accelerator.memory_bytes_per_s
 
 
 def _seconds(kind: str, dtype: str, operators: list[Operator], machine: Pricing) -> Numbers:

@@ -51,7 +51,7 @@ def above_zero(value: Any) -> float:
     return float(value)
 
 
-def at_least_one(value: Any) -> float:
+def _at_least_one(value: Any) -> float:
     if _real(value) < 1:
         raise ValueError(value)
     return float(value)
@@ -124,6 +124,7 @@ Limit = Annotated[float | None, wanting("a number above 0", optional(above_zero)
 Share = Annotated[float, wanting("a number of at least 0", _real)]
 UpToOne = Annotated[float, wanting("a number above 0 and at most 1", _share)]
 Money = Annotated[float | None, wanting("an amount of at least 0", optional(_real))]
+AtLeastOne = Annotated[float | None, wanting("a number of at least 1", optional(_at_least_one))]
 Dollars = Annotated[str, wanting("USD: convert other currencies first, at a rate and date you can show", _dollars)]
 Day = Annotated[date | None, wanting("a date such as 2027-06-30", optional(_ahead))]
 Config = Annotated[dict[str, Any] | str | None, wanting("a mapping or the path of a config.json", optional(_config))]

@@ -12,7 +12,7 @@ from typing import Literal
 
 from planner import scratch
 from planner.machine import Machine, overheads
-from planner.memory import Scratch, Timeline, replay
+from planner.memory import Scratch, Timeline, held_at_peak, replay
 from planner.strategy import Strategy
 from planner.workload import Workload
 
@@ -36,11 +36,10 @@ def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: 
     low_context, context, high_context = machine.context_bytes
     room = machine.usable_bytes - context
 
-    device = replace(machine.device, tf32=strategy.precision != "fp32")
-
     def played(limit: float | None) -> Timeline:
         limit_bytes = None if limit is None else int(limit)
-        return _replay(workload, device, strategy.allocator == "expandable", accumulation, limit_bytes)
+        expandable = strategy.allocator == "expandable"
+        return _replay(workload, _device(strategy, machine), expandable, accumulation, limit_bytes)
 
     free = played(None)
     low = low_context + int(free.peak_reserved_bytes * (1 - share))
@@ -66,6 +65,27 @@ def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: 
     )
 
 
+def at_peak(
+    workload: Workload, strategy: Strategy, machine: Machine, accumulation: int, found: Timeline
+) -> tuple[dict[int, int], int]:
+    """The blocks that make the peak of `found`, how often each, and bytes of workspaces besides."""
+    return held_at_peak(
+        workload,
+        _scratch(_device(strategy, machine)),
+        found.peak_allocated_bytes,
+        accumulation=accumulation,
+        expandable=strategy.allocator == "expandable",
+    )
+
+
+def _device(strategy: Strategy, machine: Machine) -> scratch.Device:
+    return replace(machine.device, tf32=strategy.precision != "fp32")
+
+
+def _scratch(device: scratch.Device) -> Scratch:
+    return Scratch(scratch.held(device), partial(scratch.during, device=device))
+
+
 _REPLAYED: dict[tuple[object, ...], tuple[Workload, Timeline]] = {}
 
 
@@ -79,7 +99,8 @@ def _replay(
     key = (id(workload), device, expandable, min(accumulation, 2), limit)
     kept = _REPLAYED.get(key)
     if kept is None:
-        extra = Scratch(scratch.held(device), partial(scratch.during, device=device))
-        timeline = replay(workload, extra, accumulation=accumulation, expandable=expandable, limit_bytes=limit)
+        timeline = replay(
+            workload, _scratch(device), accumulation=accumulation, expandable=expandable, limit_bytes=limit
+        )
         kept = _REPLAYED[key] = (workload, timeline)
     return kept[1]

@@ -100,7 +100,7 @@ def nearest(spec: Spec, found: Plan, *, profile: str = "", progress: Progress | 
     whole = outcomes(spec, [(strategy, choice)], MEMORY, profile=profile, progress=progress)[0]
     if isinstance(whole, str):
         return None
-    rungs = climb(_only(spec, strategy, choice), whole, profile=profile, progress=progress)
+    rungs = climb(only(spec, strategy, choice), whole, profile=profile, progress=progress)
     rung = next((rung for rung in rungs if rung.estimate.verdict == "fits"), None)
     return None if rung is None else f"nearest plan that fits: {name(rung.estimate)} (set {rung.change})"
 
@@ -199,7 +199,7 @@ def _room(strategy: Strategy, choice: HardwareChoice) -> tuple[int, bool, bool]:
     return usable, strategy.checkpointing == "full", strategy.precision not in ("fp32", "tf32")
 
 
-def _only(spec: Spec, strategy: Strategy, choice: HardwareChoice) -> Spec:
+def only(spec: Spec, strategy: Strategy, choice: HardwareChoice) -> Spec:
     """The spec with its choices narrowed to one combination."""
     training = {name: (getattr(strategy, name),) for name in type(spec.training).model_fields}
     hardware = spec.hardware[0].model_copy(
@@ -222,4 +222,4 @@ def _only(spec: Spec, strategy: Strategy, choice: HardwareChoice) -> Spec:
     )
 
 
-__all__ = ["Rung", "climb", "nearest"]
+__all__ = ["Rung", "climb", "nearest", "only"]

@@ -58,21 +58,38 @@ def replay(
     player = _Player(workload, scratch, Allocator(limit_bytes, expandable=expandable))
     failed = False
     try:
-        player.play("load")
-        player.phase = "forward"  # libraries take their workspaces at the first product
-        for block in scratch.held:
-            if isinstance(block, int):
-                player.hold(block)
-        for step in range(STEPS):
-            for micro_step in range(min(accumulation, 2)):  # the third micro-step is like the second
-                player.play("micro_step", again=micro_step > 0)
-            player.play("optimizer_first" if step == 0 else "optimizer")
-            player.drop_gradients()
-        if evaluation and "evaluation" in workload.segments:
-            player.play("evaluation")
+        _play_all(player, scratch, accumulation, evaluation)
     except OutOfMemory:
         failed = True
     return player.timeline(failed)
+
+
+def _play_all(player: _Player, scratch: Scratch, accumulation: int, evaluation: bool) -> None:
+    player.play("load")
+    player.phase = "forward"  # libraries take their workspaces at the first product
+    for block in scratch.held:
+        if isinstance(block, int):
+            player.hold(block)
+    for step in range(STEPS):
+        for micro_step in range(min(accumulation, 2)):  # the third micro-step is like the second
+            player.play("micro_step", again=micro_step > 0)
+        player.play("optimizer_first" if step == 0 else "optimizer")
+        player.drop_gradients()
+    if evaluation and "evaluation" in player.workload.segments:
+        player.play("evaluation")
+
+
+def held_at_peak(
+    workload: Workload, scratch: Scratch, peak_bytes: int, *, accumulation: int = 1, expandable: bool = False
+) -> tuple[dict[int, int], int]:
+    """What is held when `replay` first allocates `peak_bytes`: how often each block, and bytes of workspaces besides.
+
+    A block is there twice while a new gradient waits to be added to the old one. Bytes are unrounded.
+    """
+    witness = _Witness(workload, scratch, Allocator(None, expandable=expandable))
+    witness.awaited_bytes = peak_bytes
+    _play_all(witness, scratch, accumulation, evaluation=True)
+    return witness.seen, witness.seen_workspace_bytes
 
 
 class _Player:
@@ -175,3 +192,26 @@ class _Player:
     def _end_phase(self) -> None:
         self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.allocator.peak_allocated)
         self.allocator.reset_peak()
+
+
+class _Witness(_Player):
+    """A player that remembers what is held when a number of bytes is first allocated."""
+
+    def __init__(self, workload: Workload, scratch: Scratch, allocator: Allocator) -> None:
+        super().__init__(workload, scratch, allocator)
+        self.awaited_bytes = 0
+        self.seen: dict[int, int] = {}
+        self.seen_workspace_bytes = 0
+        self._held: dict[int, int] = {}
+
+    def _count(self, block: int, sign: int) -> None:
+        self._held[block] = self._held.get(block, 0) + sign
+        super()._count(block, sign)
+
+    def _look(self) -> None:
+        super()._look()
+        if not self.seen and self.allocator.allocated == self.awaited_bytes:
+            self.seen = {block: times for block, times in self._held.items() if times}
+            workspace = CATEGORIES.index("workspace")
+            blocks = sum(self.sizes[block] * n for block, n in self.seen.items() if self.categories[block] == workspace)
+            self.seen_workspace_bytes = self.held[workspace] - blocks

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from planner.fields import (
+    AtLeastOne,
     Count,
     Day,
     Dollars,
@@ -20,7 +21,6 @@ from planner.fields import (
     UpToOne,
     above_zero,
     as_day,
-    at_least_one,
     optional,
     wanting,
 )  # fmt: skip
@@ -47,26 +47,26 @@ class BuySpec(SpecPart):
 class OfferSpec(SpecPart):
     """An hourly price of the snapshot: the cheapest of this kind, of one provider or region where given."""
 
-    kind: OfferKind = "on-demand"
-    provider: str | None = None
-    region: str | None = None
+    kind: OfferKind = "on-demand"  # marketplace: cards that others rent out
+    provider: str | None = None  # None = any
+    region: str | None = None  # None = any
 
 
 class PriceSpec(SpecPart):
     """What the machine costs, instead of the snapshot's median: exactly one way of charging, in USD."""
 
-    usd_per_gpu_hour: Money = None
+    usd_per_gpu_hour: Money = None  # the plain way
     usd_per_node_hour: Money = None  # nodes are charged whole
     usd_per_month: Money = None  # the whole of `hardware.count`, used or not
-    buy: BuySpec | None = None
-    offer: OfferSpec | None = None
+    buy: BuySpec | None = None  # bought and written off
+    offer: OfferSpec | None = None  # one of the snapshot
     units_per_gpu_hour: Money = None  # a campus tariff in units of its own
-    units_per_node_hour: Money = None
-    unit: str = "SU"
-    usd_per_unit: Money = None
-    currency: Dollars = "USD"
+    units_per_node_hour: Money = None  # the same by the node
+    unit: str = "SU"  # the name of those units
+    usd_per_unit: Money = None  # None = the units alone are told
+    currency: Dollars = "USD"  # nothing else is taken
     source: str | None = None  # whose price it is, and of when
-    date: Annotated[datetime.date | None, wanting("a date such as 2026-11-30", optional(as_day))] = None
+    date: Annotated[datetime.date | None, wanting("a date such as 2026-11-30", optional(as_day))] = None  # of the price
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -86,17 +86,17 @@ class PriceSpec(SpecPart):
 class EnergySpec(SpecPart):
     """Electricity: what a kWh costs and emits, and how much the building adds. None = the catalog's facts."""
 
-    usd_per_kwh: Money = None
+    usd_per_kwh: Money = None  # on top of what is bought
     co2_g_per_kwh: Money = None  # None = no CO2 is told
-    pue: Annotated[float | None, wanting("a number of at least 1", optional(at_least_one))] = None
+    pue: AtLeastOne = None  # what the building adds
 
 
 class BudgetSpec(SpecPart):
     """Limits a plan must keep. `deadline` is the day by which a run begun today must be done."""
 
-    usd: Limit = None
-    days: Limit = None
-    deadline: Day = None
+    usd: Limit = None  # of the run, or of the campaign
+    days: Limit = None  # from its start
+    deadline: Day = None  # a run that begins today ends before it
 
     @property
     def most_days(self) -> float | None:
@@ -108,8 +108,8 @@ class BudgetSpec(SpecPart):
 class ActivitySpec(SpecPart):
     """Runs beside the final ones, each a share of a full run."""
 
-    runs: Count
-    share: UpToOne = 1.0
+    runs: Count  # how many
+    share: UpToOne = 1.0  # of a full run
 
 
 class CampaignSpec(SpecPart):
@@ -119,11 +119,11 @@ class CampaignSpec(SpecPart):
     for. The shares are of the GPU-hours: `overhead` on every run, `failed` on all runs, `contingency` on the sum.
     """
 
-    runs: Count
-    parallel: MicroBatch = None
-    gpus_per_run: MicroBatch = None
-    pilot: ActivitySpec | None = None
-    ablation: ActivitySpec | None = None
-    overhead: Share = 0.0
-    failed: Share = 0.0
-    contingency: Share = 0.0
+    runs: Count  # how many
+    parallel: MicroBatch = None  # runs side by side; None = auto
+    gpus_per_run: MicroBatch = None  # None = auto
+    pilot: ActivitySpec | None = None  # before the final runs
+    ablation: ActivitySpec | None = None  # before the final runs
+    overhead: Share = 0.0  # evaluation, saving and restarts, on every run
+    failed: Share = 0.0  # of all runs, lost and repeated
+    contingency: Share = 0.0  # on the sum

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.call import Call, TensorSpec
 from planner.fake_results import FakeResults
-from planner.workload import ALLOCATE, CALL, CATEGORIES, COMPILED, FREE, GRADIENT, PHASE, PHASES, Events
+from planner.module_path import WHOLE, ModulePath
+from planner.workload import ALLOCATE, CALL, CATEGORIES, COMPILED, FREE, GRADIENT, MODULE, PHASE, PHASES, Events
 
 DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
@@ -43,6 +44,10 @@ class Recorder(TorchDispatchMode):
         self.vocabulary = -1
         self.listening = True
         self.kind = "temporary"
+        self.modules = ModulePath()
+        self.owners: list[int] = []  # the module of each block
+        self._module = WHOLE
+        self._stepped = WHOLE  # whose parameters the optimizer works on
         self._events: list[tuple[int, int, int]] = []
         self._views = 0
         self._results = FakeResults()
@@ -64,6 +69,7 @@ class Recorder(TorchDispatchMode):
     def start(self, kind: str) -> None:
         """A new segment; blocks born from now on are of category `kind` unless an operator says better."""
         self._events, self._views, self.kind = [], 0, kind
+        self._module = self._stepped = WHOLE
 
     def phase(self, name: str) -> None:
         self._sums = name != "evaluation"  # no autograd there, so no sums of gradients
@@ -95,6 +101,10 @@ class Recorder(TorchDispatchMode):
     def launched(self, name: str, args: Any, kwargs: Any, results: Any) -> None:
         """An operator that wrote into what was there."""
         self.launch(_call(name, args, kwargs, results))
+
+    def own(self, block: int, module: str) -> None:
+        """Say whose a block is: what the optimizer does to it, it does for that module."""
+        self.owners[block] = self.modules.number(module)
 
     # -- what torch says
 
@@ -131,6 +141,8 @@ class Recorder(TorchDispatchMode):
             + "."
             + (func._schema.overload_name or "default")
         )
+        if self.kind == "optimizer":
+            self._stepped = self._owner_of(tensors)
         parameters_cast = name == "_to_copy.default" and self._category_of(tensors[0]) in ("weights", "optimizer")
         kernel = not (func.is_view or name in NO_KERNEL)
         if kernel and all(item.dim() == 0 and not isinstance(item, FakeTensor) for item in (*tensors, *results)):
@@ -160,6 +172,12 @@ class Recorder(TorchDispatchMode):
         if same and block is not None and old_block is not None and self._events[-2][:2] == (ALLOCATE, block):
             self._sum = (len(self._events) - 2, block, old_block)
 
+    def _owner_of(self, tensors: list[Any]) -> int:
+        """The module that all of these belong to; the whole where they belong to several."""
+        blocks = {self.live.get(tensor.untyped_storage()._cdata) for tensor in tensors if tensor.dim()}
+        owners = {self.owners[block] for block in blocks if block is not None}
+        return owners.pop() if len(owners) == 1 else WHOLE
+
     def _category_of(self, tensor: torch.Tensor) -> str:
         block = self.live.get(tensor.untyped_storage()._cdata)
         return "" if block is None else CATEGORIES[self.categories[block]]
@@ -175,6 +193,7 @@ class Recorder(TorchDispatchMode):
         self.categories.append(CATEGORIES.index(kind))
         self.live[key] = block
         self._event(ALLOCATE, block)
+        self.owners.append(self._module)
         watch = weakref.finalize(storage, self._died, key, block)
         watch.atexit = False
         return block, True
@@ -201,6 +220,11 @@ class Recorder(TorchDispatchMode):
             return
         if code != FREE:
             self._sum = None
+        if code in (ALLOCATE, CALL):
+            here = self._stepped if self.kind == "optimizer" else self.modules.here
+            if here != self._module:
+                self._events.append((MODULE, here, 0))
+                self._module = here
         self._events.append((code, value, self._views))
         self._views = 0
 

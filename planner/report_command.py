@@ -22,8 +22,16 @@ ALL = "all"
 @click.option("--within", metavar="TIME", help="The cheapest that finishes within this time, such as 30d.")
 @click.option("--under", metavar="USD", help="The fastest that costs no more than this, such as 5000.")
 @click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the plan that the page shows.")
 def report(
-    spec: str, output: str, programme: str, objective: str | None, within: str | None, under: str | None, profile: str
+    spec: str,
+    output: str,
+    programme: str,
+    objective: str | None,
+    within: str | None,
+    under: str | None,
+    profile: str,
+    as_json: bool,
 ) -> None:
     """Write every combination of SPEC, ranked, as a page that opens from disk; the form follows the file's ending.
 
@@ -48,7 +56,8 @@ def report(
         raise RigplanError(
             f"-o: {output} cannot be written ({error.strerror}); wanted a file in a folder that is there"
         ) from None
-    click.echo(f"{output}: {len(found.ranked)} ranked, {len(found.excluded)} excluded")
+    told = f"{output}: {len(found.ranked)} ranked, {len(found.excluded)} excluded"
+    click.echo(found.model_dump_json(indent=2) if as_json else told)
     if not found.ranked:
         raise click.exceptions.Exit(1)
 

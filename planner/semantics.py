@@ -50,8 +50,8 @@ LEFT_ALONE = ("cross_entropy_loss", "avg_pool3d", "trace", "quantile", "stft", "
 
 
 @contextmanager
-def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
-    """Inside, fake cpu tensors behave as tensors on a GPU of that compute capability."""
+def cuda_semantics(capability: tuple[int, int], *, drop_masks: bool = False) -> Iterator[None]:
+    """Inside, fake cpu tensors behave as tensors on a GPU of that compute capability; `drop_masks` as in attention."""
     library = torch.library.Library("aten", "IMPL")  # lives as long as the trace
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that a kernel is replaced: that is what we want
@@ -67,7 +67,8 @@ def cuda_semantics(capability: tuple[int, int]) -> Iterator[None]:
         library.impl("log_softmax.int", _softmax(aten._log_softmax.default), "AutogradCPU")
         library.impl("dropout", _dropout, "AutogradCPU")
         library.impl("linear", _linear, "AutogradCPU")
-        library.impl("scaled_dot_product_attention", attention.replacement(capability), "AutogradCPU")
+        attend = attention.replacement(capability, drop_masks=drop_masks)
+        library.impl("scaled_dot_product_attention", attend, "AutogradCPU")
         for mode in fused_ops.RNN_MODES:
             library.impl(f"{mode}.input", _rnn(mode), "AutogradCPU")
             library.impl(f"{mode}.input", _rnn_autocast(mode), "AutocastCPU")

@@ -64,22 +64,22 @@ Objective = Literal["cost", "time", "pareto", "amount"]
 class LoraSpec(SpecPart):
     """Low-rank adapters; `quantize: nf4` keeps the frozen weights in 4 bits (QLoRA)."""
 
-    r: Count
-    alpha: Count
-    target_modules: Choices[str]
-    dropout: Share = 0.0
-    quantize: Literal["nf4"] | None = None
+    r: Count  # rank of the adapters
+    alpha: Count  # their scale is alpha / r
+    target_modules: Choices[str]  # names of layers that get one, or all-linear
+    dropout: Share = 0.0  # on the input of each adapter
+    quantize: Literal["nf4"] | None = None  # of the frozen weights; None = as they are
 
 
 class ModelSpec(SpecPart):
     """The model, by exactly one of name (preset or hub id), config (inline or a config.json) and module (a factory)."""
 
-    name: str | None = None
-    config: Config = None
-    module: str | None = None
+    name: str | None = None  # a preset (see `rigplan models`) or a hub id
+    config: Config = None  # of transformers, with its model_type
+    module: str | None = None  # path/to/file.py:make or package.module:make; runs that code
     task: Task | None = None  # inferred where the config decides it
-    attention: Choices[Attention] = ("sdpa",)
-    lora: LoraSpec | None = None
+    attention: Choices[Attention] = ("sdpa",)  # eager keeps every score, the others are fused kernels
+    lora: LoraSpec | None = None  # None = everything is trained
     # how tensor_parallel cuts a module that brings no plan: names of linear layers and embeddings, * for a number
     tensor_parallel_plan: dict[str, TensorParallelStyle] | None = None
 
@@ -105,7 +105,7 @@ class DataSpec(SpecPart):
     sequence_length: Size = None  # tokens; samples or frames for ctc and speech
     target_length: Size = None  # labels of seq2seq and speech
     image_size: Size = None  # pixels a side
-    total: Total = None
+    total: Total = None  # of the run, in tokens, samples, steps or epochs; None = no days and no cost
 
     def amount(self) -> DataTotal | None:
         """The run's `total`, parsed; None when it was not given."""
@@ -115,44 +115,44 @@ class DataSpec(SpecPart):
 class TrainingSpec(SpecPart):
     """How it is trained: each field one value or a list of choices."""
 
-    precision: Choices[Precision] = ("bf16-mixed",)
-    optimizer: Choices[Optimizer] = ("adamw",)
+    precision: Choices[Precision] = ("bf16-mixed",)  # mixed: autocast, with fp32 weights
+    optimizer: Choices[Optimizer] = ("adamw",)  # sgd has momentum
     optimizer_implementation: Choices[OptimizerImplementation] = ("foreach",)  # torch's default on a GPU
     global_batch: Choices[Size] = (None,)  # samples per optimizer step; None = micro_batch x accumulation x ranks
     micro_batch: Choices[MicroBatch] = (None,)  # samples per GPU per forward; None = auto, searched
     accumulation: Choices[Size] = (None,)  # None = derived from the two batches, else 1
-    checkpointing: Choices[Checkpointing] = ("none",)
-    sharding: Choices[Sharding] = ("none",)
-    tensor_parallel: Choices[Count] = (1,)
-    offload: Choices[Offload] = ("none",)
-    compile: Choices[bool] = (False,)
-    max_grad_norm: Choices[Norm] = (1.0,)
-    allocator: Choices[Allocator] = ("default",)
+    checkpointing: Choices[Checkpointing] = ("none",)  # what of a block is computed again in backward
+    sharding: Choices[Sharding] = ("none",)  # over several GPUs; none is DDP
+    tensor_parallel: Choices[Count] = (1,)  # ranks inside a node that share each layer
+    offload: Choices[Offload] = ("none",)  # what lives in the host's memory
+    compile: Choices[bool] = (False,)  # torch.compile
+    max_grad_norm: Choices[Norm] = (1.0,)  # where gradients are clipped
+    allocator: Choices[Allocator] = ("default",)  # expandable: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
 
 class HardwareSpec(SpecPart):
     """One alternative to run on: each field one value or a list of choices."""
 
-    gpu: Choices[GpuName]
-    count: Choices[Annotated[int, wanting("a positive number of GPUs", whole)]] = (1,)
-    gpus_per_node: Choices[Size] = (None,)
-    node: Choices[str | None] = (None,)
-    memory_limit: Choices[Bytes] = (None,)
-    host_memory: Choices[Bytes] = (None,)
-    price: Choices[PriceSpec | None] = (None,)
+    gpu: Choices[GpuName]  # see `rigplan gpus`; or the file of an accelerator of your own
+    count: Choices[Annotated[int, wanting("a positive number of GPUs", whole)]] = (1,)  # over all nodes
+    gpus_per_node: Choices[Size] = (None,)  # None = as many as the node has
+    node: Choices[str | None] = (None,)  # links and host by the name of a node; None = the usual one of that GPU
+    memory_limit: Choices[Bytes] = (None,)  # what the allocator may reserve, on a card that is shared
+    host_memory: Choices[Bytes] = (None,)  # of a node, for what is offloaded
+    price: Choices[PriceSpec | None] = (None,)  # None = the dated snapshot, see `rigplan prices`
 
 
 class Spec(SpecPart):
     """One question: a model, its data, and the choices of training and hardware."""
 
-    model: ModelSpec
-    data: DataSpec = DataSpec()
-    training: TrainingSpec = TrainingSpec()
-    hardware: Choices[HardwareSpec]
-    budget: BudgetSpec | None = None
-    energy: EnergySpec = EnergySpec()
-    campaign: CampaignSpec | None = None
-    objective: Objective = "cost"
+    model: ModelSpec  # what is trained
+    data: DataSpec = DataSpec()  # on what, and how much of it
+    training: TrainingSpec = TrainingSpec()  # how; every knob one value or a list
+    hardware: Choices[HardwareSpec]  # on what machine; a list of alternatives
+    budget: BudgetSpec | None = None  # what is over it is excluded
+    energy: EnergySpec = EnergySpec()  # what electricity costs and emits
+    campaign: CampaignSpec | None = None  # many runs instead of one
+    objective: Objective = "cost"  # what comes first; amount: the most training for the budget
 
     @classmethod
     def load(cls, source: Spec | Mapping[str, Any] | str | Path) -> Spec:

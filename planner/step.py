@@ -145,7 +145,7 @@ def host_work(workload: Workload, phase: str) -> int:
         trained = sum(parameter.gradient_block is not None for parameter in workload.parameters)
         return len(workload.calls_in("optimizer")) + trained
     events = workload.segments["micro_step"]
-    return int(((events.codes == CALL) & (_phases(events) == PHASES.index(phase))).sum())
+    return int(((events.codes == CALL) & (phases(events) == PHASES.index(phase))).sum())
 
 
 def sustained_class(operator: Operator) -> str:
@@ -153,7 +153,7 @@ def sustained_class(operator: Operator) -> str:
     return SUSTAINED.get(operator.dtype, "") if operator.kind in DENSE_KINDS else ""
 
 
-def _phases(events: Events) -> npt.NDArray[np.int64]:
+def phases(events: Events) -> npt.NDArray[np.int64]:
     """The phase each event is in."""
     phases = np.zeros(len(events), dtype=np.int64)
     marks = np.flatnonzero(events.codes == PHASE)
@@ -187,9 +187,9 @@ class _Queues:
     ) -> None:
         """Issue and execute a segment; adds each phase's length to `parts`. The host is busy for `first` before it."""
         is_call = events.codes == CALL
-        phases = _phases(events)
+        phase_at = phases(events)
         inside = _compiled(events)
-        issue = np.where(inside, host["launch"], np.array([host.get(name, 0.0) for name in PHASES])[phases]) * is_call
+        issue = np.where(inside, host["launch"], np.array([host.get(name, 0.0) for name in PHASES])[phase_at]) * is_call
         issue[(events.codes == COMPILED) & (events.values > 0)] = host["enter"]
         issued = self.host + first + np.cumsum(issue)
         there = schedule(
@@ -204,8 +204,8 @@ class _Queues:
         )
         finished = there.finished
         before = max(self.device, self.host)  # where the segment before ended, for either of them
-        for index in range(int(phases[0]) if len(events) else 0, len(PHASES)):
-            at = np.flatnonzero(phases == index)
+        for index in range(int(phase_at[0]) if len(events) else 0, len(PHASES)):
+            at = np.flatnonzero(phase_at == index)
             if len(at) and is_call[at].any():
                 end = float(finished[at[-1]])
                 parts[PHASES[index]] += max(0.0, end - before)

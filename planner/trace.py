@@ -50,11 +50,13 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         recorder = Recorder() if devices is None else ShardedRecorder(fsdp.group_names(devices))
         recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(cuda_semantics(knobs.capability))
+        stack.enter_context(cuda_semantics(knobs.capability, drop_masks=knobs.drop_masks))
         if devices is not None and knobs.mesh is not None:  # the whole is never on the device: load holds shards alone
             _fake(module, None)
             assumptions += _split(module, devices, knobs, model.tensor_parallel_plan)
         stack.enter_context(recorder)
+        if not knobs.compile:  # a hook of a module would be compiled with it
+            stack.enter_context(recorder.modules.watching(module))
         if isinstance(recorder, ShardedRecorder):
             stack.enter_context(recorder.watching())
         segments = {}
@@ -85,6 +87,10 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         segments["micro_step"] = recorder.segment()
         whole = quantized.whole_shapes(module)
         ready = [_parameter(name, value, whole.get(name), recorder) for name, value in parameters]
+        for parameter in ready:
+            for block in (parameter.block, parameter.gradient_block):
+                if block is not None:
+                    recorder.own(block, parameter.name.rpartition(".")[0])
         segments |= _optimizer_steps(module, knobs, recorder)
         module.zero_grad()
         if not knobs.compile:
@@ -101,6 +107,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             task=built.task,
             assumptions=assumptions,
             versions=versions(),
+            modules=tuple(recorder.modules.numbers),
         )
         del inputs, given
     return workload

@@ -18,7 +18,8 @@ Integers = npt.NDArray[np.int64]
 
 # What an event says; the meaning of its value is in brackets.
 CALL, ALLOCATE, FREE, GRADIENT, PHASE = range(5)  # [call], [block], [block], [parameter is ready], [phase]
-COMPILED = 6  # [1: what follows is issued by a compiled program, 0: by eager code again]; 5 is collectives.WAIT
+MODULE = 6  # [module]: what follows is its work; 5 is collectives.WAIT
+COMPILED = 7  # [1: what follows is issued by a compiled program, 0: by eager code again]
 PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
 CATEGORIES = (
     "weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary",
@@ -60,7 +61,8 @@ class Workload:
     """`segments`: load, micro_step, optimizer_first (states are born), optimizer (every later step) and, where it was
     traced, evaluation (a forward without gradients, its results kept).
 
-    `calls[i]` is the i-th kernel launch kind; block sizes are in bytes, unrounded.
+    `calls[i]` is the i-th kernel launch kind; block sizes are in bytes, unrounded. A segment begins in module 0, the
+    model itself.
     """
 
     micro_batch: int
@@ -75,6 +77,7 @@ class Workload:
     assumptions: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     host_bytes: int = 0  # what lies in host memory instead of on the GPU
+    modules: tuple[str, ...] = ("",)  # names as torch's named_modules() has them
 
     @property
     def parameter_count(self) -> int:

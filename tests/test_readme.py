@@ -15,7 +15,7 @@ from planner.cli import rigplan
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 # What needs a GPU or more than a minute without a cache.
-SLOW = ("pythia-1b", "lingvanex", "llama", "vit.yaml", "calibrate")
+SLOW = ("pythia-1b", "lingvanex", "llama", "vit.yaml", "calibrate", "explain examples/gpt2")
 
 
 def commands() -> list[str]:
@@ -46,7 +46,7 @@ def test_a_command_that_is_shown_works(command: str, tmp_path: Path, monkeypatch
 
 def test_the_readme_shows_every_command_that_answers() -> None:
     shown = {command.split()[0] for command in commands()}
-    assert shown >= {"fits", "estimate", "plan", "gpus", "prices", "models"}
+    assert shown >= {"fits", "estimate", "plan", "explain", "diff", "report", "gpus", "prices", "models"}
 
 
 def test_the_readme_names_the_exit_codes() -> None:

@@ -20,6 +20,8 @@ PASSES: dict[str, Callable[[Workload, int], Workload]] = {
     "hsdp": lambda workload, _: workload,
 }
 ZERO = ("zero1", "zero2", "zero3")
+# Traced as one rank alone: all that they add, they add after the trace.
+TRACED_ALONE = ("none", "zero1", "zero2")
 # DeepSpeed computes with weights in the low dtype; its fp32 copies are the pass's.
 LOW = {"bf16-mixed": "bf16", "fp16-mixed": "bf16"}
 # What is traced for precisions that differ from it in the rate of their products alone.
@@ -33,7 +35,7 @@ def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
     """
     ranks, tensor = data_parallel(strategy, hardware), strategy.tensor_parallel
     alone = ranks == 1 and strategy.offload == "none"
-    if alone or strategy.sharding in ("none", "zero1", "zero2"):
+    if alone or strategy.sharding in TRACED_ALONE:
         return None if tensor == 1 else Mesh("none", tensor=tensor)
     if strategy.sharding == "hsdp":
         return Mesh("hsdp", ranks // hardware.nodes, hardware.nodes, tensor)

@@ -14,8 +14,10 @@ from planner.compiled.program import runner
 from planner.recorder import Recorder
 
 # Files whose functions torch calls while compiled code runs; dynamo is not to look into them.
-NOT_COMPILED = ("planner.recorder", "planner.semantics", "planner.attention", "planner.fused_ops", "planner.trace",
-                "planner.compiled.program")  # fmt: skip
+NOT_COMPILED = (
+    "planner.recorder", "planner.fake_results", "planner.module_path", "planner.semantics", "planner.attention",
+    "planner.fused_ops", "planner.trace", "planner.compiled.program",
+)  # fmt: skip
 
 
 def apply(module: torch.nn.Module, capability: tuple[int, int], recorder: Recorder) -> Any:

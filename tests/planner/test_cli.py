@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 import planner
@@ -81,9 +83,49 @@ def test_a_spec_can_come_from_standard_input() -> None:
 
 def test_every_command_has_help_and_calibrate_is_among_them() -> None:
     text = run("--help").stdout
-    for command in ("fits", "estimate", "plan", "gpus", "prices", "models", "calibrate"):
+    for command in ("fits", "estimate", "plan", "explain", "diff", "spec", "gpus", "prices", "models", "calibrate"):
         assert f"  {command} " in text
         assert run(command, "--help").exit_code == 0
+
+
+def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_every_command_can_print_json() -> None:
+    without = [path for path, command in _commands(rigplan) if "--json" not in str([o.opts for o in command.params])]
+    assert without == []
+
+
+@pytest.mark.parametrize("command", ["fits", "estimate", "plan", "explain"])
+def test_a_spec_is_read_from_standard_input_by_whatever_takes_one(command: str) -> None:
+    extra = ["--no-advice"] if command == "explain" else []
+    done = run(command, "-", "--json", *extra, input=yaml.safe_dump(spec()))
+    assert done.exit_code == 0
+    assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_a_report_prints_its_plan_as_json(spec_file: Write, tmp_path: Path) -> None:
+    done = run("report", "-", "-o", tmp_path / "report.md", "--json", input=yaml.safe_dump(spec()))
+    assert json.loads(done.stdout) == planner.plan(spec()).model_dump(mode="json")
+    assert (tmp_path / "report.md").exists()
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    def completed(*words: str) -> list[str]:
+        found = ShellComplete(rigplan, {}, "rigplan", "_RIGPLAN_COMPLETE").get_completions(list(words[:-1]), words[-1])
+        return [item.value for item in found]
+
+    assert completed("ex") == ["explain"]
+    assert completed("calibrate", "ch") == ["check"]
+    assert "--no-advice" in completed("explain", "--")
 
 
 def test_the_version_is_told() -> None:

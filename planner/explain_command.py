@@ -1,0 +1,61 @@
+"""`rigplan explain SPEC`: where the time and the memory of one combination go; `rigplan diff A B`: two side by side."""
+
+from __future__ import annotations
+
+import shutil
+
+import click
+
+from planner.report.layout import WIDTH
+
+
+@click.command("explain", short_help="Where time and memory go, by operator and module; and what would help.")
+@click.argument("spec", metavar="SPEC")
+@click.option("--rank", default=1, metavar="N", help="The Nth of the plan's ranking, where the spec leaves several.")
+@click.option("--all", "every", is_flag=True, help="Show every operator and module.")
+@click.option("--no-advice", "quick", is_flag=True, help="Do not work out what would help, which traces variants.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: every row, and every piece of advice.")
+@click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
+def explain(spec: str, rank: int, every: bool, quick: bool, as_json: bool, profile: str) -> None:
+    """Where the time and the memory of one combination of SPEC go, and what would help.
+
+    The rows add up: those of time to the step, those of memory to the peak. Every piece of advice is an answer to the
+    changed spec, not a rule of thumb. Exit code 1 when it does not fit.
+    """
+    from planner.explained import explain as answer
+    from planner.report.explanation import page
+    from planner.report.progress import Progress
+
+    with Progress() as progress:
+        found = answer(spec, rank=rank, profile=profile, progress=progress, advice=not quick)
+    click.echo(found.model_dump_json(indent=2) if as_json else page(found, width=columns(), every=every))
+    if found.estimate.verdict == "does-not-fit":
+        raise click.exceptions.Exit(1)
+
+
+@click.command("diff", short_help="Two specs or saved answers side by side, and what makes the change.")
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
+def diff(before: str, after: str, as_json: bool, profile: str) -> None:
+    """A and B side by side: verdict, memory, step, days and USD, the knobs that differ, and what makes the change.
+
+    Each is a spec, or an answer that `rigplan explain --json` (or estimate, fits, plan) has printed; of several
+    combinations, the best. One of them may be - for standard input.
+    """
+    from planner.difference import difference
+    from planner.report.difference import page
+    from planner.report.progress import Progress
+
+    with Progress() as progress:
+        found = difference(before, after, profile=profile, progress=progress)
+    click.echo(found.model_dump_json(indent=2) if as_json else page(found, (before, after), columns()))
+
+
+def columns() -> int:
+    """The width of the terminal, at most what pages are set in; that where there is no terminal."""
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
+__all__ = ["columns", "diff", "explain"]

@@ -1,0 +1,98 @@
+"""Explain: where the seconds of a step and the bytes of its peak go, for one combination of a spec."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from catalog.errors import RigplanError
+from planner import machine as machines
+from planner.answer import Estimate, HardwareUsed
+from planner.breakdown import memory_rows, time_rows
+from planner.cache import Workloads
+from planner.communication import call_seconds
+from planner.evaluate import evaluate, knobs_of, of_rank
+from planner.explanation import Explanation
+from planner.fit import at_peak, fit
+from planner.money import charged
+from planner.outcome import batches_at
+from planner.question import Combination, How
+from planner.search import MOST_TRACED, Progress, Source, outcomes, plan
+from planner.spec import Spec
+from planner.step import step_time
+from planner.strategy import HardwareChoice, Strategy, choices
+
+
+def explain(
+    source: Source, *, rank: int = 1, profile: str = "", progress: Progress | None = None, advice: bool = True
+) -> Explanation:
+    """The combination that is `rank`th in the plan of a spec, or the only one; with what would help it most.
+
+    Raises RigplanError where there is no such rank or the combination cannot be answered.
+    """
+    spec = Spec.load(source)
+    found = chosen(spec, rank, profile, progress)
+    strategy, choice = combination(spec, found, profile)
+    explained = _explained(spec, strategy, choice, profile, progress)
+    explained = explained.model_copy(
+        update={"estimate": explained.estimate.model_copy(update={"notes": list(found.notes)})}
+    )
+    if not advice:
+        return explained
+    from planner.advice import advise
+
+    chosen_one = (strategy, choice)
+    helping, together = advise(spec, explained.estimate, chosen_one, explained.time, profile=profile, progress=progress)
+    return explained.model_copy(update={"advice": helping, "together": together})
+
+
+def chosen(spec: Spec, rank: int, profile: str = "", progress: Progress | None = None) -> Estimate:
+    """The estimate that is meant: of the only combination, fitting or not, else of one that the plan has ranked."""
+    combinations = list(choices(spec))
+    if len(combinations) == 1:
+        if rank != 1:
+            raise RigplanError(f"--rank: found {rank}, but the spec leaves one combination")
+        outcome = outcomes(spec, combinations, How(whole=True), profile=profile, progress=progress)[0]
+        if isinstance(outcome, str):
+            raise RigplanError(outcome)
+        return outcome
+    ranked = plan(spec, profile=profile, progress=progress).ranked
+    if not ranked:
+        raise RigplanError(f"none of the {len(combinations)} combinations works; `rigplan plan` says why")
+    if not 1 <= rank <= len(ranked):
+        raise RigplanError(f"--rank: found {rank}, wanted 1 to {len(ranked)}, the places in `rigplan plan`")
+    return ranked[rank - 1]
+
+
+def combination(spec: Spec, found: Estimate, profile: str = "") -> Combination:
+    """The strategy of an estimate with nothing left open, and the machine as the spec has it."""
+    strategy = Strategy(**{field.name: getattr(found.strategy, field.name) for field in fields(Strategy)})
+    for _, choice in choices(spec):
+        if HardwareUsed.of(machines.resolve(choice, profile).choice) == found.hardware:
+            return strategy, choice
+    raise RigplanError(f"{found.hardware.count} x {found.hardware.gpu} is no machine of the spec")
+
+
+def _explained(
+    spec: Spec, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
+) -> Explanation:
+    machine = machines.resolve(choice, profile)
+    batches = batches_at(strategy, machine, strategy.micro_batch or 1)
+    workloads = Workloads(spec.model, spec.data, progress)
+    given = spec.training.micro_batch
+    read = workloads.at if None not in given and len(given) <= MOST_TRACED else workloads.searched
+    traced = read(knobs_of(strategy, machine), batches.micro_batch)
+    estimate = charged(spec, evaluate(spec, strategy, machine, batches, traced))
+    workload = of_rank(traced, strategy, machine)
+    pricing = machine.pricing(tf32=strategy.precision == "tf32")
+    transfer = call_seconds(workload, strategy, machine)
+    time = step_time(workload, pricing, accumulation=batches.accumulation, transfer=transfer)
+    timeline = fit(workload, strategy, machine, batches.accumulation).timeline
+    held, workspace = at_peak(workload, strategy, machine, batches.accumulation, timeline)
+    return Explanation(
+        estimate=estimate,
+        time=time_rows(workload, pricing, time, batches.accumulation),
+        memory=memory_rows(workload, held, workspace, timeline.peak_allocated_bytes),
+    )
+
+
+__all__ = ["chosen", "combination", "explain"]

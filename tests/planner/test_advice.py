@@ -1,0 +1,159 @@
+"""Advice is what the changed spec answers, shown only where it helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.advice import ADVICE, Change, advise
+from planner.explained import explain
+from planner.explanation import Advice, Explanation, best
+from planner.padding import config_of, padded_vocabulary, padded_widths
+from planner.report.explanation import page
+from planner.spec import Spec
+from tests.planner.test_search import spec
+
+NAIVE = {"precision": "fp32", "micro_batch": 2, "global_batch": 8, "checkpointing": "full"}
+
+
+def eager(training: dict[str, Any]) -> dict[str, Any]:
+    asked = spec(training, {"gpu": "a100-sxm4-80gb"})
+    return {**asked, "model": {**asked["model"], "attention": "eager"}}
+
+
+@pytest.fixture(scope="module")
+def naive() -> Explanation:
+    return explain(eager(NAIVE))
+
+
+def test_each_piece_is_the_answer_to_the_changed_spec(naive: Explanation) -> None:
+    advice = {item.change: item for item in naive.advice}
+    faster = planner.estimate(eager({**NAIVE, "optimizer_implementation": "fused"}))
+    found = advice["optimizer_implementation: fused"]
+    assert found.estimate.step == faster.step
+    assert naive.estimate.step is not None
+    assert faster.step is not None
+    assert found.saved_seconds == naive.estimate.step.seconds - faster.step.seconds
+
+
+def test_only_what_helps_is_shown_best_first(naive: Explanation) -> None:
+    assert naive.estimate.step is not None
+    saved = [item.saved_seconds for item in naive.advice]
+    assert saved == sorted(saved, reverse=True)
+    assert min(saved) > 0.005 * naive.estimate.step.seconds
+    assert any(item.change.startswith("micro_batch: ") for item in naive.advice)
+    assert {item.estimate.strategy.global_batch for item in naive.advice} == {8}
+
+
+def test_three_are_named_and_answered_together(naive: Explanation) -> None:
+    assert len(naive.best_advice) == 3
+    assert naive.together is not None
+    assert naive.together.saved_seconds > naive.advice[0].saved_seconds
+    text = page(naive, width=80)
+    assert "What would help most" in text
+    assert all(f"{place}. {item.change}" in text for place, item in enumerate(naive.best_advice, 1))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_of_alternatives_the_better_is_named(naive: Explanation) -> None:
+    def piece(change: str, *sets: str) -> Advice:
+        return naive.advice[0].model_copy(update={"change": change, "sets": list(sets)})
+
+    ordered = [piece("a", "precision"), piece("b", "precision"), piece("c", "x"), piece("d", "y"), piece("e", "z")]
+    assert [item.change for item in best(ordered)] == ["a", "c", "d"]
+
+
+def test_where_nothing_helps_nothing_is_said() -> None:
+    found = planner.estimate(spec({"optimizer_implementation": "fused"}, {"gpu": "h200-sxm"}))
+    asked = Spec.load(spec({"optimizer_implementation": "fused"}, {"gpu": "h200-sxm"}))
+    from planner.explained import combination
+
+    helping, together = advise(asked, found, combination(asked, found), [])
+    assert [item.change for item in helping if not item.change.startswith(("compile", "vocab_size"))] == []
+    assert together is None
+
+
+def test_what_does_not_fit_is_told_what_would_make_it_fit() -> None:
+    small = {"gpu": "rtx-3090", "memory_limit": "256 MiB"}
+    found = explain(spec({"micro_batch": 64, "precision": "fp32"}, small))
+    assert found.estimate.verdict == "does-not-fit"
+    assert found.advice[0].estimate.verdict == "fits"
+    assert found.advice[0].saved_bytes > 0
+
+
+def test_every_knob_of_the_list_is_one_of_the_spec() -> None:
+    knobs = {name for item in ADVICE if isinstance(item, Change) for name in item.fields}
+    assert knobs <= {*Spec.load(spec()).training.model_dump(), "attention"}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "wanted"),
+    [("gpt2", 50_257, 50_304), ("bert-base", 30_522, 30_528), ("pythia-160m", 50_304, None)],
+)
+def test_a_vocabulary_is_padded_to_whole_tiles(name: str, size: int, wanted: int | None) -> None:
+    asked = Spec.load({**spec(), "model": {"name": name}, "data": {}})
+    assert (config_of(asked) or {})["vocab_size"] == size
+    found = padded_vocabulary(asked)
+    assert (found is None) == (wanted is None)
+    if found is not None:
+        changed, change, why = found
+        assert change == f"vocab_size: {wanted}"
+        assert why == f"{size} is no multiple of 64"
+        assert isinstance(changed.model.config, dict)
+        assert changed.model.config["vocab_size"] == wanted
+        assert changed.model.task is not None
+
+
+def test_widths_are_padded_so_that_heads_still_divide_them() -> None:
+    config = {"model_type": "gpt2", "n_embd": 480, "n_head": 20, "n_inner": 1000}
+    found = padded_widths(Spec.load({**spec(), "model": {"config": config}}))
+    assert found is not None
+    assert found[1] == "n_embd: 640, n_inner: 1024"
+    assert padded_widths(Spec.load(spec())) is None
+
+
+def test_a_padded_vocabulary_saves_what_its_products_lose() -> None:
+    """bf16 products with 50,257 rows run far below those with 50,304 (see the H200's own timings)."""
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 256, "n_head": 4, "vocab_size": 50_257, "n_positions": 512}
+    asked = {**spec({"micro_batch": 16}, {"gpu": "h200-sxm"}), "model": {"config": config}}
+    (padded,) = [item for item in explain(asked).advice if item.change == "vocab_size: 50304"]
+    assert padded.saved_seconds > 0
+    assert padded.estimate.parameters > 50_257 * 256
+
+
+MASKED = """
+import torch
+from torch import nn
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.to_qkv = nn.Linear(256, 768)
+
+    def forward(self, x, mask):
+        q, k, v = (part.unflatten(-1, (4, 64)).transpose(1, 2) for part in self.to_qkv(x).chunk(3, dim=-1))
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).square().mean()
+
+def make(batch_size):
+    return Masked(), {"x": torch.zeros(batch_size, 512, 256), "mask": MASK}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "needless"),
+    [
+        ("torch.ones(512, 512, dtype=torch.bool)", True),
+        ("torch.ones(512, 512, dtype=torch.bool).tril()", True),
+        ("torch.ones(512, 512, dtype=torch.bool).tril(3)", False),
+    ],
+)
+def test_a_mask_that_hides_nothing_is_told_with_what_it_costs(mask: str, needless: bool, tmp_path: Path) -> None:
+    file = tmp_path / "masked.py"
+    file.write_text(MASKED.replace("MASK}", f"{mask}}}"))
+    found = explain({**spec({"micro_batch": 64}), "model": {"module": f"{file}:make"}})
+    told = [item for item in found.advice if item.sets == ["drop_masks"]]
+    assert len(told) == needless
+    assert any(row.shape.get("mask") for row in found.time if row.kind == "attention")
