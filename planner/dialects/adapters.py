@@ -26,4 +26,18 @@ def say_lora(
     reading.say("model.lora", found)
 
 
-__all__ = ["ALL_LINEAR", "say_lora"]
+def say_half(reading: Reading, fp16: bool, why: str) -> None:
+    """Weights in half precision, which a spec has as bf16; over quantized weights fp16 can be said as it is."""
+    quantized = (reading.fields.get("model.lora") or {}).get("quantize")
+    if fp16 and quantized:
+        reading.say("training.precision", "fp16-mixed")
+        return
+    reading.say("training.precision", "bf16")
+    reading.assume(f"precision bf16: {why}")
+    if fp16:
+        reading.assume(
+            "bf16 for fp16, as large and as fast; a GPU without bf16 takes fp16-mixed, with the frozen weights in fp32"
+        )
+
+
+__all__ = ["ALL_LINEAR", "say_half", "say_lora"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.dialects.adapters import ALL_LINEAR, say_lora
+from planner.dialects.adapters import ALL_LINEAR, say_half, say_lora
 from planner.dialects.document import Document
 from planner.dialects.launcher import say_gpus
 from planner.dialects.model_names import say_model
@@ -188,8 +188,7 @@ def _precision(options: Options, reading: Reading) -> None:
         reading.say("training.precision", "bf16-mixed" if low in ("bf16", "bfloat16") else "fp16-mixed")
         reading.assume("FSDP and DeepSpeed keep the trained weights in fp32 beside the half precision they compute in")
     else:
-        reading.say("training.precision", "bf16")
-        reading.assume(f"precision bf16 for {low}: axolotl loads the weights in the dtype it computes in")
+        say_half(reading, low in ("fp16", "float16"), "axolotl loads the weights in the dtype that it computes in")
 
 
 def _on(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.dialects.adapters import ALL_LINEAR, say_lora
+from planner.dialects.adapters import ALL_LINEAR, say_half, say_lora
 from planner.dialects.document import Document
 from planner.dialects.model_names import say_model
 from planner.dialects.reading import Options, Reading, bearing_nothing
@@ -122,10 +122,7 @@ def _precision(options: Options, reading: Reading, kind: str) -> None:
     if pure:
         reading.say("training.precision", "bf16")
     elif (bf16 or fp16) and kind == "lora":
-        reading.say("training.precision", "bf16")
-        reading.assume(
-            "precision bf16: the frozen weights are in half precision, the adapters in fp32 are taken so too"
-        )
+        say_half(reading, bool(fp16), "the frozen weights are in half precision, the adapters in fp32 are taken so too")
     elif bf16 or fp16:
         reading.say("training.precision", "bf16-mixed" if bf16 else "fp16-mixed")
     elif tf32:

@@ -209,6 +209,25 @@ def test_axolotl_tells_what_a_spec_cannot_hold(read: Read) -> None:
     assert "sequence_length 512: the default of axolotl" in found.assumed
 
 
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("{base_model: tiny, adapter: qlora, lora_r: 8, lora_alpha: 16, fp16: true}", "fp16-mixed"),
+        ("{base_model: tiny, adapter: lora, lora_r: 8, lora_alpha: 16, fp16: true}", "bf16"),
+        (
+            "{model_name_or_path: tiny, stage: sft, finetuning_type: lora, quantization_bit: 4, fp16: true}",
+            "fp16-mixed",
+        ),
+        ("{model_name_or_path: tiny, stage: sft, finetuning_type: lora, fp16: true}", "bf16"),
+        ("{model_name_or_path: tiny, stage: sft, finetuning_type: full, fp16: true}", "fp16-mixed"),
+    ],
+)
+def test_fp16_is_said_as_it_is_where_a_spec_can(text: str, precision: str, read: Read) -> None:
+    found = read(text)
+    assert found.spec["training"]["precision"] == precision
+    assert any("a GPU without bf16 takes fp16-mixed" in words for words in found.assumed) == (precision == "bf16")
+
+
 def test_axolotl_meshes_say_the_gpus(read: Read) -> None:
     spec = read(
         "{base_model: tiny, dp_shard_size: 4, dp_replicate_size: 2, tensor_parallel_size: 2, fsdp_version: 2}"
