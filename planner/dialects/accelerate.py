@@ -11,7 +11,7 @@ from planner.dialects.launcher import say_gpus
 from planner.dialects.reading import Options, Reading, bearing_nothing
 from planner.dialects.trainer import read_fsdp_config, say_norm
 
-PRECISIONS: Mapping[str, str] = {"no": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
+PRECISIONS: Mapping[str, str] = {"no": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed", "fp8": "fp8-mixed"}
 PARALLEL = "parallelism_config_"
 PARTS = ("fsdp_config", "deepspeed_config", "dynamo_config", "parallelism_config")
 COMPILERS = ("no", "none", "")
@@ -57,6 +57,7 @@ def read_options(options: Options, reading: Reading) -> None:
         reading.say("training.sharding", "none")
     elif kind == "MEGATRON_LM":
         reading.assume("Megatron-LM's own parallelism is not modelled: taken as data parallel")
+    options.part("fp8_config")
     compiler = str(options.take("dynamo_backend") or "").lower()
     options.take("dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation")
     if compiler not in COMPILERS:

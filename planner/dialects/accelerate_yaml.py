@@ -32,6 +32,8 @@ def write(option: Option) -> Written:
         "same_network": True,
         "use_cpu": False,
     }
+    if strategy.precision == "fp8-mixed":
+        found["fp8_config"] = {"backend": "AO"}  # torchao's float8 layers, which the plan counts
     if strategy.precision == "tf32":
         notices.append("precision tf32: set torch.backends.cuda.matmul.allow_tf32 = True in the script")
     if strategy.sharding in FSDP:

@@ -55,7 +55,6 @@ NOT_HELD: Mapping[str, str] = {
     "auto_find_batch_size": "the micro-batch is taken as given",
     "group_by_length": "every sample is taken at the full length",
     "expert_parallel_size": "expert parallelism is not modelled",
-    "fp8": "fp8 is not modelled",
 }
 
 
@@ -177,8 +176,11 @@ def _sharding(options: Options, reading: Reading) -> None:
 def _precision(options: Options, reading: Reading) -> None:
     """axolotl loads the weights in the dtype it computes in; FSDP and DeepSpeed keep fp32 copies of what is trained."""
     half = [name for name in ("bf16", "fp16", "bfloat16", "float16") if _on(options.take(name))]
-    tf32 = _on(options.take("tf32"))
+    tf32, fp8 = _on(options.take("tf32")), _on(options.take("fp8"))
     options.take("float32")
+    if fp8:
+        reading.say("training.precision", "fp8-mixed")
+        return
     if not half:
         reading.say("training.precision", "tf32" if tf32 else "fp32")
         return

@@ -26,6 +26,8 @@ def write(option: Option) -> Written:
         )
     if strategy.precision == "tf32":
         notices.append("precision tf32: set torch.backends.cuda.matmul.allow_tf32 = True in the script")
+    if strategy.precision == "fp8-mixed":
+        notices.append("precision fp8-mixed: convert the model with torchao.float8.convert_to_float8_training")
     if strategy.precision == "bf16" and option.zero_stage is not None:
         notices.append("precision bf16: DeepSpeed keeps fp32 copies of the weights too, which the plan does not count")
     if strategy.checkpointing != "none":
@@ -52,7 +54,7 @@ def engine(option: Option) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": option.micro_batch,
         "gradient_accumulation_steps": option.accumulation,
         "gradient_clipping": strategy.max_grad_norm or 0.0,
-        "bf16": {"enabled": strategy.precision in ("bf16-mixed", "bf16")},
+        "bf16": {"enabled": strategy.precision in ("bf16-mixed", "bf16", "fp8-mixed")},
         "fp16": {"enabled": strategy.precision == "fp16-mixed"},
         "zero_allow_untested_optimizer": True,
         "zero_optimization": _zero(option),

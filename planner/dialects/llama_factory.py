@@ -36,7 +36,6 @@ NOT_HELD = {
     "image_max_pixels": "images are taken at the model's own size",
     "ref_model": "the reference model is not counted",
     "reward_model": "the reward model is not counted",
-    "fp8": "fp8 is not modelled",
     "use_mca": "Megatron's own parallelism is not modelled",
 }
 
@@ -119,7 +118,9 @@ def _adapter(options: Options, reading: Reading) -> str:
 def _precision(options: Options, reading: Reading, kind: str) -> None:
     """LLaMA-Factory loads in half precision and brings what it trains to fp32, unless pure_bf16 is set."""
     bf16, fp16, tf32, pure = (options.flag(name) for name in ("bf16", "fp16", "tf32", "pure_bf16"))
-    if pure:
+    if options.flag("fp8"):
+        reading.say("training.precision", "fp8-mixed")
+    elif pure:
         reading.say("training.precision", "bf16")
     elif (bf16 or fp16) and kind == "lora":
         say_half(reading, bool(fp16), "the frozen weights are in half precision, the adapters in fp32 are taken so too")

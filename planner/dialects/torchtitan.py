@@ -24,7 +24,7 @@ MODELS: Mapping[str, tuple[str, str]] = {
     "qwen3-32b": ("qwen3", "32B"),
 }
 DTYPES = {"fp32": ("float32", "float32"), "tf32": ("float32", "float32"), "bf16-mixed": ("float32", "bfloat16"),
-          "bf16": ("bfloat16", "bfloat16")}  # fmt: skip
+          "bf16": ("bfloat16", "bfloat16"), "fp8-mixed": ("float32", "bfloat16")}  # fmt: skip
 NO_CLIPPING = 1e9
 OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
 
@@ -60,6 +60,8 @@ def _sections(option: Option) -> tuple[Sections, list[str]]:
         sections["model"] = dict(zip(("name", "flavor"), MODELS[preset.name], strict=True))
     else:
         notices.append(f"the model is none of torchtitan's own ({option.model}): write model.name and model.flavor")
+    if strategy.precision == "fp8-mixed":
+        sections.setdefault("model", {})["converters"] = ["quantize.linear.float8"]
     if strategy.optimizer in OPTIMIZERS:
         name, implementation = OPTIMIZERS[strategy.optimizer], strategy.optimizer_implementation
         sections["optimizer"] = {"name": name, "implementation": implementation}

@@ -20,8 +20,11 @@ def trainer_options(option: Option) -> tuple[dict[str, Any], list[str]]:
     }
     if option.steps is not None:
         found["max_steps"] = option.steps
+    if strategy.precision == "fp8-mixed":
+        notices.append("precision fp8-mixed: launch with accelerate and mixed_precision fp8, see --to accelerate")
     # DeepSpeed's part and the Trainer's own flag have to agree, also where the weights themselves are in bf16
-    found["bf16"] = strategy.precision in (("bf16-mixed", "bf16") if option.zero_stage is not None else ("bf16-mixed",))
+    low = {"bf16-mixed", "fp8-mixed"} | ({"bf16"} if option.zero_stage is not None else set())
+    found["bf16"] = strategy.precision in low
     found["fp16"] = strategy.precision == "fp16-mixed"
     if strategy.precision == "tf32":
         found["tf32"] = True

@@ -159,6 +159,21 @@ def test_accelerate_reads_its_yaml(sharding: str, tmp_path: Path) -> None:
         assert found.deepspeed_config["gradient_accumulation_steps"] == 2
 
 
+@pytest.mark.parametrize(
+    ("precision", "word"), [("fp32", "no"), ("bf16-mixed", "bf16"), ("fp16-mixed", "fp16"), ("fp8-mixed", "fp8")]
+)
+def test_accelerate_reads_the_precision_and_it_reads_back(precision: str, word: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(written("accelerate", option(precision=precision)).text)
+    assert load_config_from_file(str(path)).mixed_precision == word
+    found = imported([Document.load(str(path))], given=GIVEN)
+    assert found.spec["training"]["precision"] == precision
+    assert found.not_understood == []
+
+
 def test_accelerate_is_told_of_a_hybrid_mesh(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from accelerate.commands.config.config_args import load_config_from_file
@@ -192,7 +207,7 @@ def test_deepspeed_reads_its_json(sharding: str, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16", "fp16-mixed"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16", "fp16-mixed", "fp8-mixed"])
 def test_transformers_reads_the_deepspeed_part_inside_training_arguments(precision: str, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     path = tmp_path / "args.yaml"
@@ -218,7 +233,13 @@ def torchtitan_configs(file: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"sharding": "fsdp"}, {"sharding": "hsdp", "checkpointing": "selective"}, {"precision": "bf16"}]
+    "knobs",
+    [
+        {"sharding": "fsdp"},
+        {"sharding": "hsdp", "checkpointing": "selective"},
+        {"precision": "bf16"},
+        {"precision": "fp8-mixed"},
+    ],
 )
 def test_torchtitan_knows_every_key_of_its_toml(knobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     job_config = torchtitan_configs("job_config", monkeypatch).JobConfig()  # up to 0.2
@@ -261,6 +282,8 @@ LORA = {"r": 8, "alpha": 16, "target_modules": ["q_proj", "v_proj"], "quantize":
         ("training-arguments", {"optimizer": "muon"}, "optimizer muon (foreach) has no name"),
         ("training-arguments", {"checkpointing": "selective"}, "checkpointing selective"),
         ("training-arguments", {"tensor_parallel": 2}, "tensor_parallel 2"),
+        ("training-arguments", {"precision": "fp8-mixed"}, "mixed_precision fp8, see --to accelerate"),
+        ("deepspeed", {"precision": "fp8-mixed"}, "convert_to_float8_training"),
         ("training-arguments", {"precision": "bf16"}, "dtype=torch.bfloat16"),
         ("training-arguments", {"attention": "flash_attention_2"}, "attn_implementation='flash_attention_2'"),
         ("training-arguments", {"allocator": "expandable"}, "expandable_segments:True"),

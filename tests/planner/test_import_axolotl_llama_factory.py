@@ -220,9 +220,11 @@ def test_axolotl_tells_what_a_spec_cannot_hold(read: Read) -> None:
         ),
         ("{model_name_or_path: tiny, stage: sft, finetuning_type: lora, fp16: true}", "bf16"),
         ("{model_name_or_path: tiny, stage: sft, finetuning_type: full, fp16: true}", "fp16-mixed"),
+        ("{model_name_or_path: tiny, stage: sft, finetuning_type: full, bf16: true, fp8: true}", "fp8-mixed"),
+        ("{base_model: tiny, bf16: true, fp8: true}", "fp8-mixed"),
     ],
 )
-def test_fp16_is_said_as_it_is_where_a_spec_can(text: str, precision: str, read: Read) -> None:
+def test_low_precisions_are_said_as_they_are_where_a_spec_can(text: str, precision: str, read: Read) -> None:
     found = read(text)
     assert found.spec["training"]["precision"] == precision
     assert any("a GPU without bf16 takes fp16-mixed" in words for words in found.assumed) == (precision == "bf16")
