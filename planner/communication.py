@@ -116,7 +116,8 @@ def host_step_range(strategy: Strategy) -> tuple[float, float]:
 def _step_facts(strategy: Strategy) -> tuple[float, float, float]:
     """Seconds of an optimizer's step on 1e9 elements: low, likely, high."""
     facts = overheads()["offload"]
-    library = facts["host_step"]["deepspeed" if strategy.sharding.startswith("zero") else "torch"]["value"]
+    torchs = "torch_fused" if strategy.optimizer_implementation == "fused" else "torch"
+    library = facts["host_step"]["deepspeed" if strategy.sharding.startswith("zero") else torchs]["value"]
     clip = facts["host_clip"]["value"] if strategy.max_grad_norm is not None else (0.0, 0.0, 0.0)
     low, likely, high = (float(step) + float(norm) for step, norm in zip(library, clip, strict=True))
     return low, likely, high
