@@ -86,6 +86,7 @@ def _foundry(row: Row) -> Run | str:
         "data": {"sequence_length": length},
         "training": {
             "precision": "bf16-mixed",
+            "optimizer_implementation": "for-loop",  # Composer's DecoupledAdamW steps parameter by parameter
             "micro_batch": int(row["micro_batch"]),
             "accumulation": int(row["grad_accum"]),
             "sharding": SHARDINGS[row["zero_or_fsdp"]],

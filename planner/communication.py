@@ -95,6 +95,12 @@ def call_seconds(workload: Workload, strategy: Strategy, machine: Machine) -> np
     ])  # fmt: skip
 
 
+def sm_share(machine: Machine) -> float:
+    """The part of a GPU's multiprocessors that NCCL's kernels take while they run."""
+    table = overheads()["collective_sm_share"]
+    return float(table.get(machine.node.intra.kind, table["default"]))
+
+
 def host_seconds(call: Call, strategy: Strategy, machine: Machine) -> float:
     """Seconds of a copy over the host's link, or of the optimizer's step on the host, whose cores and memory bandwidth
     the GPUs of a node share."""

@@ -1,4 +1,4 @@
-"""MPT as llm-foundry's benchmarks train it: fused causal attention, learned positions, no biases, tied embedding.
+"""MPT as llm-foundry's benchmarks train it: fused causal attention, learned positions, biases, tied embedding.
 
 `mpt_LAYERS_WIDTH_HEADS_LENGTH(batch_size)` makes each size; 12, 768, 12 and 2048 give the 125,311,488 parameters that
 its table has for MPT-125m.
@@ -22,11 +22,11 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before_attention, self.before_mlp = (nn.LayerNorm(width, bias=False) for _ in range(2))
-        self.packed = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, WIDENING * width, bias=False)
-        self.down = nn.Linear(WIDENING * width, width, bias=False)
+        self.before_attention, self.before_mlp = (nn.LayerNorm(width) for _ in range(2))
+        self.packed = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, WIDENING * width)
+        self.down = nn.Linear(WIDENING * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -43,7 +43,7 @@ class Mpt(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width, bias=False)
+        self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
