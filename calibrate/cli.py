@@ -103,7 +103,9 @@ def run(
     if minutes is not None and quick:
         raise RigplanError("found --minutes and --quick; wanted one of them")
     if as_job:
-        click.echo(_as_job(_said(minutes, quick, specs, output, resume, as_json), partition, account, slurm_time), nl=False)
+        click.echo(
+            _as_job(_said(minutes, quick, specs, output, resume, as_json), partition, account, slurm_time), nl=False
+        )
         return
     facts = _device_facts()
     output = output or Path(f"{facts['accelerator']}.json")

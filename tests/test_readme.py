@@ -15,11 +15,7 @@ from planner.cli import rigplan
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 # What needs a GPU or more than a minute without a cache.
-<<<<<<< HEAD
-SLOW = ("pythia-1b", "lingvanex", "llama", "vit.yaml", "calibrate", "explain examples/gpt2")
-=======
-SLOW = ("combinations", "pythia-1b", "lingvanex", "llama", "vit.yaml", "calibrate")
->>>>>>> 7b3fc87 (ZeRO-3 as DeepSpeed lays it out; collectives take their share of multiprocessors; tests of published multi-GPU runs; docs)
+SLOW = ("combinations", "pythia-1b", "lingvanex", "llama", "vit.yaml", "calibrate", "explain examples/gpt2")
 
 
 def commands() -> list[str]:
