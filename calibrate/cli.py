@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from calibrate import slurm
 from catalog.errors import RigplanError
 
 if TYPE_CHECKING:
@@ -61,7 +62,11 @@ def _telling(command: Command) -> Command:
 class _Calibrate(click.Group):
     """Commands of other files are imported when they are called: --help stays light."""
 
-    elsewhere: ClassVar[dict[str, tuple[str, str]]] = {"train": ("calibrate.cases", "main")}
+    elsewhere: ClassVar[dict[str, tuple[str, str]]] = {
+        "train": ("calibrate.cases", "main"),
+        "collectives": ("calibrate.collectives", "main"),
+        "tables": ("calibrate.llm_tables", "main"),
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *self.elsewhere])
@@ -88,13 +93,20 @@ def calibrate() -> None:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Where the profile goes.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier run with the same output stopped.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end: what was timed, and the profile's facts.")
+@slurm.options
 @_telling
 def run(
-    minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Path | None, resume: bool, as_json: bool
-) -> None:
-    """Time this machine's GPU and write its profile."""
+    minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Path | None, resume: bool, as_json: bool,
+    as_job: bool, partition: str | None, account: str | None, slurm_time: str,
+) -> None:  # fmt: skip
+    """Time this machine's GPU and write its profile; with --slurm, a GPU of the cluster."""
     if minutes is not None and quick:
         raise RigplanError("found --minutes and --quick; wanted one of them")
+    if as_job:
+        click.echo(
+            _as_job(_said(minutes, quick, specs, output, resume, as_json), partition, account, slurm_time), nl=False
+        )
+        return
     facts = _device_facts()
     output = output or Path(f"{facts['accelerator']}.json")
     runs = output.with_name(output.name + RUNS_SUFFIX)
@@ -121,6 +133,21 @@ def run(
     _write_profile(runs, output, as_json)
     if as_json:
         click.echo(json.dumps(_as_json(summary, output)))
+
+
+def _said(
+    minutes: float | None, quick: bool, specs: tuple[Path, ...], output: Path | None, resume: bool, as_json: bool
+) -> list[str]:
+    """The command that a job runs: this one, with files by their whole paths."""
+    flags = {"--quick": quick, "--resume": resume, "--json": as_json}
+    words = ["run", *(flag for flag, given in flags.items() if given)]
+    words += [] if minutes is None else ["--minutes", f"{minutes:g}"]
+    words += [] if output is None else ["-o", str(output.resolve())]
+    return [*words, *(word for spec in specs for word in ("--for", str(spec.resolve())))]
+
+
+def _as_job(words: list[str], partition: str | None, account: str | None, time_limit: str) -> str:
+    return slurm.run(words, slurm.place(partition, account, time_limit), _say)
 
 
 def _device_facts() -> dict[str, Any]:

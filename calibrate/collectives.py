@@ -1,6 +1,7 @@
 """Collectives: every collective timed by size over the GPUs at hand, written as a link profile.
 
     torchrun --nproc-per-node 8 -m calibrate.collectives --link nvlink4-nvswitch --out link.json
+    rigplan calibrate collectives --slurm --nodes 2 --partition gpu --link infiniband-ndr-8x400 --out link.json
 
 Across nodes, give torchrun its usual --nnodes and --rdzv-endpoint, and name the network's link. Sizes are bytes of the
 full
@@ -25,8 +26,10 @@ import click
 import torch
 import torch.distributed as dist
 
+from calibrate import slurm
 from calibrate.links import fit
 from catalog import system
+from catalog.errors import RigplanError
 from catalog.link_curve import to_json
 
 KIB, GIB = 1 << 10, 1 << 30
@@ -173,8 +176,27 @@ def _source(bench: Bench) -> str:
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--largest", "largest_bytes", default=LARGEST_BYTES, show_default=True, help="largest message in bytes")
 @click.option("--point-seconds", default=POINT_SECONDS, show_default=True, help="seconds a point")
-def main(link: str, out: Path, largest_bytes: int, point_seconds: float) -> None:
-    run(link, out, largest_bytes, point_seconds)
+@click.option("--nodes", default=1, show_default=True, help="nodes of the SLURM job")
+@click.option("--gpus-per-node", default=8, show_default=True, help="GPUs of each of them")
+@slurm.options
+def main(
+    link: str, out: Path, largest_bytes: int, point_seconds: float, nodes: int, gpus_per_node: int, as_job: bool,
+    partition: str | None, account: str | None, slurm_time: str,
+) -> None:  # fmt: skip
+    try:
+        if as_job:
+            where = slurm.place(partition, account, slurm_time, nodes=nodes, gpus_per_node=gpus_per_node)
+            words = ["--link", link, "--out", str(out.resolve()), "--largest", str(largest_bytes)]
+            words = ["collectives", *words, "--point-seconds", f"{point_seconds:g}"]
+            slurm.run(words, where, lambda text: click.echo(text, err=True))
+        else:
+            if "RANK" not in os.environ:
+                raise RigplanError(
+                    "every GPU needs a process: torchrun --nproc-per-node 8 -m calibrate.collectives ..., or --slurm"
+                )
+            run(link, out, largest_bytes, point_seconds)
+    except RigplanError as error:
+        raise click.UsageError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -230,6 +230,20 @@ class Excluded(_Part):
     reason: str
 
 
+class Stages(_Part):
+    """One machine three ways, as far as the work on it goes: `naive` (eager attention, no TF32, nothing that saves
+    memory), `free_lunch` (fused kernels, TF32 and, where it is modelled, compilation) and the fastest of the plan.
+    Of the plan's `tried` combinations on this machine `fitting` can be run; `reasons` say what a stage lacks."""
+
+    hardware: HardwareUsed
+    naive: Estimate | None = None
+    free_lunch: Estimate | None = None
+    best: Estimate | None = None
+    tried: int
+    fitting: int
+    reasons: dict[str, str] = {}
+
+
 class Plan(_Part):
     """Every combination of a spec: the ranked, best first; the excluded; and the front of time against cost."""
 
@@ -240,3 +254,4 @@ class Plan(_Part):
     assumptions: list[str] = []
     unmodelled: list[str] = []
     notes: list[str] = []
+    stages: list[Stages] = []

@@ -165,6 +165,7 @@ def estimate(spec: str, as_json: bool, profile: str) -> None:
 @click.option("--within", metavar="TIME", help="The cheapest that finishes within this time, such as 30d.")
 @click.option("--under", metavar="USD", help="The fastest that costs no more than this, such as 5000.")
 @click.option("--all", "every", is_flag=True, help="Show every row of a long table.")
+@click.option("--stages", "with_stages", is_flag=True, help="Also naive, free lunch and best of each machine.")
 def plan(
     spec: str,
     as_json: bool,
@@ -173,6 +174,7 @@ def plan(
     within: str | None,
     under: str | None,
     every: bool,
+    with_stages: bool,
 ) -> None:
     """Every combination of a spec, ranked; the front of time and cost; and why the others are out."""
     from planner.question import narrowed
@@ -183,6 +185,10 @@ def plan(
     asked = narrowed(Spec.load(spec), objective, within, under)
     with Progress() as progress:
         found = answer(asked, profile=profile, progress=progress)
+        if with_stages:
+            from planner.stages import staged
+
+            found = found.model_copy(update={"stages": staged(asked, found, profile=profile, progress=progress)})
         if not found.ranked and not as_json:
             found = _with_nearest(asked, found, profile, progress)
     _leave(_tell_plan(found, as_json, every))

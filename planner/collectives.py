@@ -148,7 +148,8 @@ def schedule(
             on_host.append(at == HOST_LANE)
             finished[mark] = device
         started_at = mark + 1
-    slowed = sm_share * max(0.0, communication - exposed)
+    between_gpus = float(transfer[which_lane == 0].sum())  # copies to the host take no kernels
+    slowed = sm_share * max(0.0, between_gpus - exposed)
     return Schedule(finished, device + slowed, max(lanes), communication, exposed, slowed)
 
 

@@ -95,6 +95,12 @@ def call_seconds(workload: Workload, strategy: Strategy, machine: Machine) -> np
     ])  # fmt: skip
 
 
+def sm_share(machine: Machine) -> float:
+    """The part of a GPU's multiprocessors that NCCL's kernels take while they run."""
+    table = overheads()["collective_sm_share"]
+    return float(table.get(machine.node.intra.kind, table["default"]))
+
+
 def host_seconds(call: Call, strategy: Strategy, machine: Machine) -> float:
     """Seconds of a copy over the host's link, or of the optimizer's step on the host, whose cores and memory bandwidth
     the GPUs of a node share."""
@@ -116,7 +122,8 @@ def host_step_range(strategy: Strategy) -> tuple[float, float]:
 def _step_facts(strategy: Strategy) -> tuple[float, float, float]:
     """Seconds of an optimizer's step on 1e9 elements: low, likely, high."""
     facts = overheads()["offload"]
-    library = facts["host_step"]["deepspeed" if strategy.sharding.startswith("zero") else "torch"]["value"]
+    torchs = "torch_fused" if strategy.optimizer_implementation == "fused" else "torch"
+    library = facts["host_step"]["deepspeed" if strategy.sharding.startswith("zero") else torchs]["value"]
     clip = facts["host_clip"]["value"] if strategy.max_grad_norm is not None else (0.0, 0.0, 0.0)
     low, likely, high = (float(step) + float(norm) for step, norm in zip(library, clip, strict=True))
     return low, likely, high

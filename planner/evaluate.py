@@ -18,7 +18,7 @@ from planner.answer import Estimate, HardwareUsed, StrategyUsed
 from planner.answers import memory_answer, run_answer, step_answer, throughput_answer
 from planner.cache import TraceKnobs, Workloads
 from planner.call import Call
-from planner.communication import call_seconds, host_step_range
+from planner.communication import call_seconds, host_step_range, sm_share
 from planner.fit import fit
 from planner.machine import Machine
 from planner.passes.table import after_trace
@@ -50,7 +50,9 @@ def evaluate(
     if timed:
         pricing = machine.pricing(tf32=strategy.precision == "tf32")
         transfer = call_seconds(workload, strategy, machine)
-        time = step_time(workload, pricing, accumulation=batches.accumulation, transfer=transfer)
+        time = step_time(
+            workload, pricing, accumulation=batches.accumulation, transfer=transfer, sm_share=sm_share(machine)
+        )
     step = None if time is None else step_answer(time, machine, host_step_range(strategy))
     return Estimate(
         verdict=found.verdict,

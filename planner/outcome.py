@@ -9,7 +9,7 @@ from catalog.units import gib
 from planner import machine as machines
 from planner.answer import Estimate
 from planner.cache import ANCHORS, TraceKnobs, Workloads
-from planner.communication import call_seconds
+from planner.communication import call_seconds, sm_share
 from planner.evaluate import Progress, evaluate, knobs_of, not_possible, of_rank
 from planner.fit import Fit, fit
 from planner.machine import Machine, overheads
@@ -122,7 +122,9 @@ class Outcomes:
         transfer = call_seconds(workload, strategy, machine)
 
         def seconds(rounds: int) -> float:
-            return step_time(workload, pricing, accumulation=rounds, transfer=transfer).seconds
+            return step_time(
+                workload, pricing, accumulation=rounds, transfer=transfer, sm_share=sm_share(machine)
+            ).seconds
 
         if batches.accumulation <= SOME:
             return seconds(batches.accumulation) / batches.global_batch

@@ -17,7 +17,7 @@ from planner.money import charged, old_prices
 from planner.question import Combination, How
 from planner.rank import over_budget, pareto, question, ranked
 from planner.spec import Spec
-from planner.strategy import choices
+from planner.strategy import choices, same_without_sharding
 
 Source = Spec | Mapping[str, Any] | str | Path
 Progress = Callable[[str], None]
@@ -55,7 +55,11 @@ def plan(source: Source, *, profile: str = "", progress: Progress | None = None,
     answers = outcomes(spec, combinations, how, profile=profile, progress=progress)
     kept: list[Estimate] = []
     excluded: list[Excluded] = []
+    asked = set(combinations)
     for (strategy, choice), outcome in zip(combinations, answers, strict=True):
+        plain = same_without_sharding(strategy, choice)
+        if plain is not None and (plain, choice) in asked:
+            outcome = f"on one GPU sharding {strategy.sharding} without offload is sharding none, which is here too"
         if isinstance(outcome, str):
             used = StrategyUsed.of(strategy)
             excluded.append(Excluded(strategy=used, hardware=HardwareUsed.of(choice), reason=outcome))

@@ -75,15 +75,21 @@ class Priced:
 
 
 def step_time(
-    workload: Workload, pricing: Pricing, *, accumulation: int = 1, transfer: Seconds | None = None
+    workload: Workload,
+    pricing: Pricing,
+    *,
+    accumulation: int = 1,
+    transfer: Seconds | None = None,
+    sm_share: float = 0.0,
 ) -> StepTime:
-    """One step of `accumulation` micro-steps and an optimizer step; `transfer` is each call's seconds on the link."""
+    """One step of `accumulation` micro-steps and an optimizer step; `transfer` is each call's seconds on the link, and
+    `sm_share` the part of the device that collectives take from the kernels beside them."""
     costs = priced(workload, pricing)
     factor = pricing.profile.factor
     host = {name: factor(key) for name, key in (HOST_PHASES | HOST_COMPILED).items()}
     bookkeeping = host["optimizer"] * sum(parameter.gradient_block is not None for parameter in workload.parameters)
     micro, update = workload.segments["micro_step"], workload.segments["optimizer"]
-    queues = _Queues()
+    queues = _Queues(sm_share)
     parts = dict.fromkeys(PHASES, 0.0)
     link = np.zeros(len(workload.calls)) if transfer is None else transfer
     role, lane = roles(workload), lanes(workload)
@@ -170,7 +176,8 @@ def _compiled(events: Events) -> npt.NDArray[np.bool_]:
 class _Queues:
     """The clocks of host and device, and the link's."""
 
-    def __init__(self) -> None:
+    def __init__(self, sm_share: float) -> None:
+        self.sm_share = sm_share
         self.host = self.device = self.link = 0.0
         self.exposed = 0.0
 
@@ -201,6 +208,7 @@ class _Queues:
             lane=per_event(events, lane),
             device=self.device,
             link=self.link,
+            sm_share=self.sm_share,
         )
         finished = there.finished
         before = max(self.device, self.host)  # where the segment before ended, for either of them

@@ -78,9 +78,17 @@ def choices(spec: Spec) -> Iterator[tuple[Strategy, HardwareChoice]]:
         field.name: spec.model.attention if field.name == "attention" else getattr(spec.training, field.name)
         for field in fields(Strategy)
     }
-    strategies = [Strategy(**dict(zip(knobs, values, strict=True))) for values in product(*knobs.values())]
+    strategies = [_told(Strategy(**dict(zip(knobs, values, strict=True)))) for values in product(*knobs.values())]
     machines = [machine for entry in spec.hardware for machine in _machines(entry, spec.campaign)]
     return ((strategy, machine) for machine in dict.fromkeys(machines) for strategy in dict.fromkeys(strategies))
+
+
+def _told(strategy: Strategy) -> Strategy:
+    """The strategy with the most that its sharding can offload said by name."""
+    if strategy.offload != "most":
+        return strategy
+    able = _OFFLOADS.get(strategy.sharding, {"all"})
+    return replace(strategy, offload="all" if "all" in able else "optimizer")
 
 
 def _machines(entry: HardwareSpec, campaign: CampaignSpec | None) -> Iterator[HardwareChoice]:
@@ -138,6 +146,13 @@ def batch_plan(strategy: Strategy, hardware: HardwareChoice) -> BatchPlan | str:
     return BatchPlan(micro, share // micro, total, ranks)
 
 
+def same_without_sharding(strategy: Strategy, hardware: HardwareChoice) -> Strategy | None:
+    """On one GPU, the strategy without its sharding, which then changes nothing; None where it does."""
+    if strategy.sharding == "none" or strategy.offload != "none" or data_parallel(strategy, hardware) > 1:
+        return None
+    return replace(strategy, sharding="none")
+
+
 def micro_batches(strategy: Strategy, hardware: HardwareChoice) -> tuple[int, ...]:
     """The micro-batches a search may try, smallest first; empty when no micro-batch makes the batches agree.
 
@@ -162,7 +177,7 @@ def _nearest(total: int, unit: int) -> str:
 
 OLDEST_COMPILED = (7, 0)  # compute capability that Triton needs
 # Optimizers with a fused kernel in torch, and those that DeepSpeed steps on the host when their states are offloaded
-_FUSED = ("adamw", "adam", "sgd")
+FUSED = ("adamw", "adam", "sgd")
 _ON_HOST = ("adamw", "adam", "lion")
 _ZERO = frozenset({"zero1", "zero2", "zero3"})
 # the offloads that each sharding's own code implements
@@ -245,11 +260,13 @@ def _offload(strategy: Strategy) -> str | None:
     if strategy.sharding in _ZERO and strategy.optimizer not in _ON_HOST:
         able = " or ".join(_ON_HOST)
         return f"offload steps the optimizer on the host, which has no {strategy.optimizer}; use {able}"
+    if strategy.optimizer == "adamw-8bit":
+        return "offload steps the optimizer on the host, and adamw-8bit has no kernel there; use adamw"
     return None
 
 
 def _optimizer(strategy: Strategy) -> str | None:
-    if strategy.optimizer_implementation == "fused" and strategy.optimizer not in _FUSED:
+    if strategy.optimizer_implementation == "fused" and strategy.optimizer not in FUSED:
         return f"torch has no fused {strategy.optimizer}; use foreach"
     return None
 

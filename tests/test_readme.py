@@ -15,7 +15,10 @@ from planner.cli import rigplan
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 # What needs a GPU or more than a minute without a cache.
-SLOW = ("pythia-1b", "lingvanex", "llama", "vit.yaml", "calibrate", "explain examples/gpt2", "gpt2-machines")
+SLOW = (
+    "combinations", "pythia-1b", "lingvanex", "llama", "vit.yaml", "calibrate", "explain examples/gpt2",
+    "gpt2-machines",
+)  # fmt: skip
 
 
 def commands() -> list[str]:

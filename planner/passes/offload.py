@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from planner.call import ITEM_BYTES, Call
 from planner.collectives import (
     BROUGHT,
@@ -28,8 +26,8 @@ from planner.collectives import (
     with_input,
 )
 from planner.passes.partition import share_elements, state_bytes
-from planner.passes.zero import BUCKET_ELEMENTS, BUCKETS, item_bytes, micro_step, more, rows
-from planner.workload import ALLOCATE, CALL, FREE, GRADIENT, PHASE, PHASES, Events, Workload
+from planner.passes.zero import BUCKET_ELEMENTS, BUCKETS, complete_at, item_bytes, micro_step, more, rows
+from planner.workload import ALLOCATE, CALL, FREE, PHASE, PHASES, Events, Workload
 
 FP32_BYTES = 4
 
@@ -177,7 +175,7 @@ def _segment(
     alone_from: str,
 ) -> Events:
     dtype = next(parameter.dtype for parameter in workload.parameters if parameter.trainable)
-    leaving = _complete_at(workload, name)
+    leaving = complete_at(workload, name)
     numbers: list[int] = []  # of the segment's collectives, as they are now
     out = -1
     for at, (code, value, views) in enumerate(rows(workload.segments[name])):
@@ -204,14 +202,3 @@ def _segment(
     if out >= 0:
         writer.wait(out)
     return writer.segment()
-
-
-def _complete_at(workload: Workload, name: str) -> dict[int, int]:
-    """Where in a segment each block of gradients is complete: the event's place to the block."""
-    last: dict[int, int] = {}
-    events = workload.segments[name]
-    for at in np.flatnonzero(events.codes == GRADIENT).tolist():
-        block = workload.parameters[int(events.values[at])].gradient_block
-        if block is not None:
-            last[block] = at
-    return {at: block for block, at in last.items()}

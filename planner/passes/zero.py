@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from planner.call import ITEM_BYTES, Call, TensorSpec
 from planner.collectives import Writer, collective
 from planner.passes import ddp
@@ -60,11 +62,60 @@ def partitioned(workload: Workload, ranks: int) -> Workload:
     sizes = ([part * 4] if item < 4 else []) + [state_bytes(workload) * (4 // item)]
     grown, load = ddp.born_at_load(workload, sizes, "optimizer")
     grown, (bucket,) = more(grown, [BUCKET_ELEMENTS * item], "workspace")
-    load = _append(load, ALLOCATE, bucket)
+    grown, (gradients,) = more(grown, [part * item], "gradients")
+    load = _append(_append(load, ALLOCATE, bucket), ALLOCATE, gradients)
+    grown, kept = more(
+        grown, [_kept_at_the_turn(workload) * item] * (workload.parameter_count > LIVE_ELEMENTS), "casts"
+    )
     writer = Writer(workload.calls)
+    micro = _gathered_micro_step(workload, writer, kept)
     grown, step = _step(grown, writer, part, 0 if item == 4 else part * 4, None)
-    segments = {**workload.segments, "load": load, "optimizer_first": step, "optimizer": step}
+    segments = {
+        **workload.segments, "load": load, "micro_step": micro, "optimizer_first": step, "optimizer": step,
+    }  # fmt: skip
     return replace(grown, calls=writer.calls, segments=segments)
+
+
+def _kept_at_the_turn(workload: Workload) -> int:
+    """Elements that stay gathered from forward to backward: those used again within the reuse distance, there and back
+    again."""
+    return min(LIVE_ELEMENTS // 2, workload.parameter_count)
+
+
+def _gathered_micro_step(workload: Workload, writer: Writer, kept: list[int]) -> Events:
+    """Each gradient goes into the flat buffer of its partition, which lies there from the start, and dies; `kept` are
+    weights that stay gathered until backward has used them."""
+    last = complete_at(workload, "micro_step")
+    done = 0
+    for at, (code, value, views) in enumerate(rows(workload.segments["micro_step"])):
+        writer.event(code, value, views)
+        if code == PHASE and PHASES[value] == "backward":
+            for block in kept:
+                writer.event(ALLOCATE, block)
+        if code == GRADIENT:
+            before, done = done, done + workload.parameters[value].elements
+            if before < _kept_at_the_turn(workload) <= done:
+                for block in kept:
+                    writer.event(FREE, block)
+        if at in last:
+            block = last[at]
+            parameter = workload.parameters[value]
+            size = int(workload.block_bytes[block]) // ITEM_BYTES[parameter.dtype]
+            spec = TensorSpec(parameter.dtype, (size,))
+            writer.call(Call("copy_.default", (spec, spec), (), (spec,)))
+            writer.event(FREE, block)
+    return writer.segment()
+
+
+def complete_at(workload: Workload, name: str) -> dict[int, int]:
+    """Where in a segment each block of gradients is complete: the event's place to the block."""
+    last: dict[int, int] = {}
+    events = workload.segments[name]
+    for at in np.flatnonzero(events.codes == GRADIENT).tolist():
+        block = workload.parameters[int(events.values[at])].gradient_block
+        if block is not None:
+            last[block] = at
+    return {at: block for block, at in last.items()}
 
 
 def sharding_of(parameter_count: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from catalog.units import seconds
 from planner.answer import Campaign, Estimate, Excluded, HardwareUsed, Plan, Run, StrategyUsed
-from planner.report import campaign
+from planner.report import campaign, stages
 from planner.report.layout import WIDTH, few_digits, listed, several, size, span, table
 
 SHOWN = 30  # rows of a table before the rest is only counted
@@ -24,6 +24,7 @@ def page(found: Plan, *, every: bool = False) -> str:
         left = len(found.ranked) - len(rows)
         more = [f"... and {several(left, 'more plan')} below these; --all shows them"] if left else []
         parts += [*more, _legend(found), *campaign.section(found.ranked)]
+    parts += stages.section(found.stages)
     parts += _excluded(found.excluded)
     parts += listed("Notes", found.notes)
     parts += listed("Assumed", found.assumptions)

@@ -37,10 +37,13 @@ def test_the_rungs_are_estimates_of_their_own_and_tell_what_they_save() -> None:
     assert any(change.startswith("gpu: ") for change in rungs)
 
 
-def test_rungs_that_no_estimate_can_answer_are_left_out() -> None:
+def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
     found = planner.fits(tight())
     assert isinstance(found, Estimate)
-    assert not any("offload" in rung.change for rung in climb(tight(), found))
+    (rung,) = [rung for rung in climb(tight(), found) if "offload" in rung.change]
+    assert rung.change == "sharding: fsdp, offload: all"
+    assert rung.saved_bytes > 0
+    assert rung.estimate.memory.host_bytes > 0
 
 
 def test_where_nothing_fits_the_nearest_plan_that_does_is_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.collectives import WAIT, is_collective, traffic
+from planner.collectives import WAIT, Mesh, is_collective, traffic
 from planner.memory import Scratch, Timeline, replay
 from planner.passes import ddp, zero
 from planner.passes.partition import share_elements, state_bytes
@@ -142,3 +142,17 @@ def test_zero_redundancy_gives_the_largest_parameter_to_the_rank_with_the_least(
 def test_stage_3_of_a_model_within_the_live_limit_keeps_what_it_gathered() -> None:
     assert zero.sharding_of(400_000_000) == "fsdp-grad-op"
     assert zero.sharding_of(7_000_000_000) == "fsdp"
+
+
+def test_zero3_holds_its_gradients_from_the_start_and_its_last_weights_over_the_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zero, "BUCKET_ELEMENTS", 1000)
+    sharded = traced(Mesh("fsdp", 4), precision="bf16", width=1024, inner=2048, words=2000, depth=3)
+    small = played(zero.partitioned(sharded, 4))
+    part = sharded.trainable_count / 4
+    assert small.peaks["load"] == pytest.approx(part * (2 + 2 + 4 + 8), rel=0.01)  # weights, gradients, fp32, states
+    monkeypatch.setattr(zero, "LIVE_ELEMENTS", sharded.parameter_count // 2)
+    large = played(zero.partitioned(sharded, 4))
+    kept = sharded.parameter_count // 4 * 2
+    assert 0 < large.peak_allocated_bytes - small.peak_allocated_bytes <= kept

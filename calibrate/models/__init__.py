@@ -1,0 +1,1 @@
+"""Models of published runs that no library has."""
