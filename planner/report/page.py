@@ -10,11 +10,12 @@ from typing import Any
 from catalog.units import count, days, gib, seconds, usd
 from planner import __version__
 from planner.answer import Estimate, Excluded, Plan, Run
-from planner.report import campaign, charts
+from planner.report import burn, campaign, charts
 from planner.report.charts import Point
 from planner.report.estimate import KNOWN, setting, verdict
+from planner.report.facts import facts
 from planner.report.layout import few_digits, several, size, span
-from planner.report.plan import grouped, name
+from planner.report.plan import grouped, name, prices
 from planner.report.proposal import HEADERS, proposal, throughput
 from planner.spec import Spec
 
@@ -46,12 +47,14 @@ def content(spec: Spec, found: Plan, programmes: Sequence[str]) -> dict[str, Any
         "headline": headline(found),
         "verdict_lines": [] if best is None else [verdict(best), *_verdict(best)],
         "old": [note for note in found.notes if note.startswith("OLD PRICES")],
+        "facts": [] if best is None else facts(best),
         "memory": None if best is None else _memory(best),
         "campaign": _campaign(found.ranked),
         "ranked": _ranked(found) if found.ranked else None,
         "scatter": Markup(time_and_cost(found)),
         "scaling": Markup(_scaling(found.ranked)),
         "costs": None if best is None or best.run is None else _costs(best, best.run),
+        "months": None if best is None else _months(best),
         "proposals": asked,
         "proposal_headers": HEADERS,
         "excluded": _excluded(found.excluded),
@@ -67,6 +70,8 @@ def content(spec: Spec, found: Plan, programmes: Sequence[str]) -> dict[str, Any
 def title(spec: Spec) -> str:
     """The model and the work, in a line."""
     model = spec.model
+    if spec.models:
+        return f"{', '.join(spec.models)}: {spec.data.total or 'one step'}"
     shown = model.name or model.module or (model.config if isinstance(model.config, str) else "a model of one's own")
     runs = f", {spec.campaign.runs} runs" if spec.campaign is not None else ""
     return f"{shown}: {spec.data.total or 'one step'}{runs}"
@@ -79,7 +84,7 @@ def headline(found: Plan) -> str:
     best = found.ranked[0]
     run = best.campaign or best.run
     machine = campaign.fleet_name(best)
-    first = f"{found.question or 'best'}: ".capitalize() + machine
+    first = f"{found.question or 'best'}: ".capitalize() + (f"{best.model} on " if best.model else "") + machine
     if run is None:
         return f"{first}, {best.verdict}"
     cost = (
@@ -138,7 +143,9 @@ def _ranked(found: Plan) -> dict[str, Any]:
         rows.append(
             [
                 f"{place}{'*' if on_front else ''}",
-                campaign.fleet_name(item) + (f", {item.hardware.count} a run" if item.campaign else ""),
+                (f"{item.model}, " if item.model else "")
+                + campaign.fleet_name(item)
+                + (f", {item.hardware.count} a run" if item.campaign else ""),
                 "" if run is None else few_digits(run.days),
                 "" if run is None else span(run.low_days, run.high_days, "-"),
                 cost,
@@ -151,9 +158,10 @@ def _ranked(found: Plan) -> dict[str, Any]:
                 "" if item.step is None else item.step.known,
             ]
         )
+    models = any(item.model for item in found.ranked)
     headers = [
         "#",
-        "GPUs",
+        "model and GPUs" if models else "GPUs",
         "days",
         "range",
         "USD",
@@ -172,6 +180,7 @@ def _ranked(found: Plan) -> dict[str, Any]:
         "headers": headers,
         "rows": rows,
         "front": front,
+        "prices": prices(found),
         "legend": legend + (f" {left} more not shown." if left else ""),
     }
 
@@ -234,6 +243,12 @@ def _costs(best: Estimate, run: Run) -> dict[str, Any]:
             f"a month) beats renting them ({usd(even.rent_usd_per_month)} a month of full use) {after}"
         )
     return {"rows": rows, "lines": lines, "sources": run.break_even.sources if run.break_even else []}
+
+
+def _months(best: Estimate) -> dict[str, Any] | None:
+    spent = best.campaign or best.run
+    headers, body = burn.rows(spent) if spent is not None else ([], [])
+    return {"headers": headers, "rows": body, "whose": f"on {campaign.fleet_name(best)}"} if body else None
 
 
 def _excluded(excluded: Sequence[Excluded]) -> list[list[str]]:
