@@ -129,7 +129,7 @@ class Spent(_Part):
     unit: str | None = None
     energy_kwh: float | None = None
     co2_kg: float | None = None
-    months: list[Month] = []  # of an estimate alone; of a plan's first and its front
+    months: list[Month] = []  # in a plan of thousands, of its first and its front alone
 
 
 class Run(Spent):

@@ -25,6 +25,8 @@ Progress = Callable[[str], None]
 
 MOST_TRACED = 2  # given micro-batches that are traced as they are; of a longer list all are read off two traces
 
+ALL_BY_MONTH = 500  # rows of a plan that are told month by month; of a longer one, the first and the front
+
 
 def estimate(source: Source, *, profile: str = "", progress: Progress | None = None, timed: bool = True) -> Estimate:
     """The estimate of a spec that leaves one combination, fitting or not. Raises RigplanError when it leaves more."""
@@ -67,8 +69,8 @@ def plan(source: Source, *, profile: str = "", progress: Progress | None = None,
                 continue
             excluded.append(Excluded(model=model, strategy=used, hardware=machine, reason=reason))
     best = ranked(kept, spec.objective)
-    front = {id(item) for item in (*best[:1], *pareto(best))}
-    best = [month_by_month(spec, item) if id(item) in front else item for item in best]
+    told = {id(item) for item in (best if len(best) <= ALL_BY_MONTH else (*best[:1], *pareto(best)))}
+    best = [month_by_month(spec, item) if id(item) in told else item for item in best]
     return Plan(
         ranked=best,
         excluded=excluded,
