@@ -24,7 +24,7 @@ from planner.strategy import HardwareChoice, Strategy
 MOST = 200_000  # answers in a file before it is begun anew: some 400 MB
 BUSY_SECONDS = 5.0  # how long to wait for another process that writes
 
-TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, outcome TEXT NOT NULL) WITHOUT ROWID"
+TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, outcome TEXT NOT NULL)"
 
 
 class Kept:
@@ -53,15 +53,17 @@ class Kept:
         try:
             row = self._known.execute("SELECT outcome FROM answers WHERE key = ?", (_key(strategy, choice, how),))
             found = row.fetchone()
-            plain = None if found is None else json.loads(found[0])
+            if found is None:
+                return None
+            text: str = found[0]
+            return Estimate.model_validate_json(text) if text.startswith("{") else str(json.loads(text))
         except (sqlite3.Error, ValueError):
             return None
-        return Estimate.model_validate(plain) if isinstance(plain, dict) else plain
 
     def put(self, strategy: Strategy, choice: HardwareChoice, outcome: Estimate | str, how: How) -> None:
         """Remember an outcome."""
-        plain = outcome if isinstance(outcome, str) else outcome.model_dump(mode="json")
-        self._new[_key(strategy, choice, how)] = json.dumps(plain)
+        text = json.dumps(str(outcome)) if isinstance(outcome, str) else outcome.model_dump_json()
+        self._new[_key(strategy, choice, how)] = text
 
     def save(self) -> None:
         """Write what is new beside what others wrote meanwhile."""
@@ -88,8 +90,9 @@ class Kept:
 
 
 def _key(strategy: Strategy, choice: HardwareChoice, how: How) -> str:
-    own = _text(choice.gpu) if Path(choice.gpu).suffix else ""
-    return _digest([_plain(strategy), _plain(choice), own, _plain(how)])
+    own = _text(choice.gpu) if "." in choice.gpu else ""  # a file, perhaps
+    asked = "\n".join((_plain(strategy), _plain(choice), own, _plain(how)))
+    return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
 
 @lru_cache(maxsize=4096)
