@@ -51,10 +51,14 @@ def narrowed(
         changes["objective"] = objective
     if models is not None:
         changes["models"] = tuple(word.strip() for word in models.split(",") if word.strip())
-    changed = spec.model_copy(update=changes)
-    if changed.objective in ("amount", "model") and changed.budget is None:
-        raise RigplanError(f"objective {changed.objective}: no budget is given; wanted budget.usd or budget.days")
-    return changed
+    return spec.model_copy(update=changes)
+
+
+def check_budget(spec: Spec) -> None:
+    """Raise RigplanError where the objective is what a budget buys, and nothing limits it."""
+    budget = spec.budget or BudgetSpec()
+    if spec.objective in ("amount", "model") and budget.usd is None and budget.most_days is None:
+        raise RigplanError(f"objective {spec.objective}: no budget is given; wanted budget.usd or budget.days")
 
 
 def by_model(spec: Spec) -> list[Spec]:
@@ -86,4 +90,4 @@ def _above_zero(value: float, option: str, text: str) -> float:
     return value
 
 
-__all__ = ["Combination", "How", "by_model", "narrowed"]
+__all__ = ["Combination", "How", "by_model", "check_budget", "narrowed"]

@@ -15,7 +15,7 @@ from catalog.units import gib
 from planner.answer import Estimate, Excluded, HardwareUsed, Plan, StrategyUsed
 from planner.kept import Kept
 from planner.money import charged, month_by_month, old_prices
-from planner.question import Combination, How, by_model
+from planner.question import Combination, How, by_model, check_budget
 from planner.rank import over_budget, pareto, question, ranked
 from planner.spec import Spec
 from planner.strategy import choices
@@ -55,6 +55,7 @@ def fits(source: Source, *, profile: str = "", progress: Progress | None = None)
 def plan(source: Source, *, profile: str = "", progress: Progress | None = None, timed: bool = True) -> Plan:
     """Every combination of a spec: the ranked, best first; the excluded with their reasons; the front."""
     spec = Spec.load(source)
+    check_budget(spec)
     kept: list[Estimate] = []
     excluded: list[Excluded] = []
     for one in by_model(spec):

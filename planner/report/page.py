@@ -84,13 +84,17 @@ def headline(found: Plan) -> str:
     best = found.ranked[0]
     run = best.campaign or best.run
     machine = campaign.fleet_name(best)
-    first = f"{found.question or 'best'}: ".capitalize() + (f"{best.model} on " if best.model else "") + machine
+    first = _capital(f"{found.question or 'best'}: ") + (f"{best.model} on " if best.model else "") + machine
     if run is None:
         return f"{first}, {best.verdict}"
     cost = (
         usd(run.cost_usd) if run.cost_usd is not None else f"{run.units:,.0f} {run.unit}" if run.units else "no price"
     )
     return f"{first}, {days(run.days)} ({span(run.low_days, run.high_days)} days), {cost}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _verdict(best: Estimate) -> list[str]:

@@ -13,6 +13,7 @@ from planner import search
 from planner.answer import Plan
 from planner.cli import rigplan
 from planner.question import by_model, narrowed
+from planner.report.export import written
 from planner.report.plan import page
 from planner.spec import Spec
 from tests.planner.answers import estimate
@@ -58,6 +59,16 @@ def test_the_largest_model_within_the_budget_comes_first() -> None:
 
 
 @pytest.mark.usefixtures("answered")
+def test_a_report_names_the_model_that_was_found() -> None:
+    asked = spec(budget={"usd": 2000})
+    found = planner.plan(asked)
+    text = written(".md", asked, found, ["nsf"])
+    assert "**The largest model under 2,000 USD: pythia-160m on 1 x rtx-3090" in text
+    assert "| final | pythia-160m / 1000 steps |" in text
+    assert "pythia-1b" not in text
+
+
+@pytest.mark.usefixtures("answered")
 def test_the_other_objectives_rank_the_models_too() -> None:
     assert [item.model for item in planner.plan(spec(objective="cost")).ranked] == list(PARAMETERS)
 
@@ -81,6 +92,12 @@ def test_an_estimate_and_an_unknown_model_are_refused() -> None:
         planner.estimate(spec())
     with pytest.raises(RigplanError, match="unknown model 'pythja'"):
         by_model(spec(models=["pythja"]))
+
+
+def test_a_budget_without_a_limit_is_none() -> None:
+    for objective in ("amount", "model"):
+        with pytest.raises(RigplanError, match=f"objective {objective}: no budget is given"):
+            planner.plan(spec(objective=objective, budget={}))
 
 
 def test_without_a_budget_there_is_no_largest_model() -> None:
