@@ -42,7 +42,7 @@ def content(spec: Spec, found: Plan, programmes: Sequence[str]) -> dict[str, Any
         "title": title(spec),
         "version": __version__,
         "made_on": date.today().isoformat(),
-        "combinations": f"{len(found.ranked)} of {several(every, 'combination')} work",
+        "combinations": f"{len(found.ranked)} of {several(every, 'combination')} work{'s' * (len(found.ranked) == 1)}",
         "verdict_class": "none" if best is None else best.verdict,
         "headline": headline(found),
         "verdict_lines": [] if best is None else [verdict(best), *_verdict(best)],
@@ -191,7 +191,10 @@ def _ranked(found: Plan) -> dict[str, Any]:
 
 def time_and_cost(found: Plan) -> str:
     """The scatter of days against USD, with its front."""
-    return charts.scatter(_points(found.ranked), _points(found.pareto), "days", "USD")
+    points = _points(found.ranked)
+    if len(points) < 2:  # one mark says no more than the verdict
+        return ""
+    return charts.scatter(points, _points(found.pareto), "days", "USD")
 
 
 def _points(found: Sequence[Estimate]) -> list[Point]:
