@@ -7,6 +7,7 @@ A provider that was asked again replaces its rows of the snapshot; the others ke
 from __future__ import annotations
 
 import csv
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
@@ -72,6 +73,7 @@ def from_gpuhunt() -> Iterator[Row]:
         raise RigplanError(
             "prices --refresh needs gpuhunt, which is not installed; pip install 'rigplan[prices]'"
         ) from None
+    _quiet(logging.getLogger("gpuhunt"))
     try:
         found = gpuhunt.query(min_gpu_count=1)
     except Exception as error:  # whatever its many providers raise
@@ -88,6 +90,12 @@ def from_gpuhunt() -> Iterator[Row]:
                 spot_usd=str(item.price) if item.spot else "",
                 source="gpuhunt",
             )
+
+
+def _quiet(logger: logging.Logger) -> None:
+    """A provider that cannot be asked is told in a line when all fail, not as a traceback each."""
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
 
 
 def from_skypilot(path: Path) -> Iterator[Row]:

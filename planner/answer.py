@@ -95,13 +95,26 @@ class WithinBudget(_Part):
     bound: Literal["usd", "days"]
 
 
-class Run(_Part):
-    """The whole of `data.total`. A cost is None where no price is known; its source and date say whose price it is.
+class Month(_Part):
+    """One calendar month of a run or campaign that begins today, or on the day that the budget says.
+
+    `cost_usd` is what the month's use is charged; `paid_usd` what leaves the account, where a purchase is paid at once.
+    """
+
+    month: str  # 2026-12
+    days: float
+    gpu_hours: float
+    cost_usd: float | None = None
+    paid_usd: float | None = None
+    units: float | None = None
+
+
+class Spent(_Part):
+    """The time, money and energy of a run or a campaign. A cost is None where no price is known; its source says why.
 
     `billed_gpu_hours` are those that whole nodes charge, `units` the programme's own (`unit` is their name).
     """
 
-    steps: int
     days: float
     low_days: float
     high_days: float
@@ -110,12 +123,19 @@ class Run(_Part):
     cost_source: str | None = None
     cost_date: str | None = None
     cost_is_old: bool = False  # older than 90 days, or undated where it should have a date
-    energy_kwh: float | None = None
-    billed_gpu_hours: float | None = None
     cost_lines: list[CostLine] = []
+    billed_gpu_hours: float | None = None
     units: float | None = None
     unit: str | None = None
+    energy_kwh: float | None = None
     co2_kg: float | None = None
+    months: list[Month] = []  # in a plan of thousands, of its first and its front alone
+
+
+class Run(Spent):
+    """The whole of `data.total`, once."""
+
+    steps: int
     break_even: BreakEven | None = None
 
 
@@ -134,7 +154,7 @@ class Activity(_Part):
     units: float | None = None
 
 
-class Campaign(_Part):
+class Campaign(Spent):
     """Many independent runs packed on a fleet: `parallel` side by side in `waves`, each on `gpus_per_run` GPUs."""
 
     runs: int
@@ -144,19 +164,6 @@ class Campaign(_Part):
     waves: int
     busy_share: float  # of the fleet's GPU-hours, those in which a run is on the GPU
     activities: list[Activity]
-    days: float
-    low_days: float
-    high_days: float
-    gpu_hours: float
-    cost_usd: float | None = None
-    cost_source: str | None = None
-    cost_date: str | None = None
-    cost_lines: list[CostLine] = []
-    billed_gpu_hours: float | None = None
-    units: float | None = None
-    unit: str | None = None
-    energy_kwh: float | None = None
-    co2_kg: float | None = None
 
 
 class StrategyUsed(_Part):
@@ -205,6 +212,7 @@ class HardwareUsed(_Part):
 class Estimate(_Part):
     """One strategy on one machine. Without a total there is no `run`; where nothing was timed, no `step` either."""
 
+    model: str | None = None  # its name, where several were compared
     verdict: Verdict
     memory: Memory
     step: Step | None = None
@@ -225,6 +233,7 @@ class Estimate(_Part):
 class Excluded(_Part):
     """A combination that is no answer, and why."""
 
+    model: str | None = None
     strategy: StrategyUsed
     hardware: HardwareUsed
     reason: str

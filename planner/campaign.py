@@ -35,12 +35,7 @@ class _Packed:
 def pack(asked: CampaignSpec, found: Estimate, run: Run, fleet: Machine) -> Campaign:
     """The campaign of an estimate's runs on a fleet of `fleet.count` GPUs, each run on `found.hardware.count`."""
     gpus = found.hardware.count
-    side_by_side = max(1, fleet.count // gpus)
-    parallel = min(side_by_side, asked.parallel or side_by_side)
-    counted = [
-        _packed(name, runs, share, run.days, gpus, parallel, asked.overhead) for name, runs, share in _activities(asked)
-    ]
-    packed = [*counted, *_allowances(asked, counted)]
+    parallel, packed = _all_packed(asked, run.days, gpus, fleet.count)
     terms = tariff(fleet)
     total = bill(terms, fleet.count, [use for part in packed for use in part.usage])
     days, gpu_hours = sum(part.days for part in packed), sum(part.gpu_hours for part in packed)
@@ -60,6 +55,7 @@ def pack(asked: CampaignSpec, found: Estimate, run: Run, fleet: Machine) -> Camp
         cost_usd=total.usd,
         cost_source=source(terms, total.usd),
         cost_date=terms.date,
+        cost_is_old=terms.stale,
         cost_lines=list(total.lines),
         billed_gpu_hours=total.gpu_hours,
         units=total.units,
@@ -67,6 +63,21 @@ def pack(asked: CampaignSpec, found: Estimate, run: Run, fleet: Machine) -> Camp
         energy_kwh=energy_kwh,
         co2_kg=co2_kg(fleet.energy, energy_kwh),
     )
+
+
+def usage_of(asked: CampaignSpec, run_days: float, gpus: int, fleet: int) -> Usage:
+    """How many GPUs of the fleet are busy for how many days, from the first pilot to the last of the allowances."""
+    return [use for part in _all_packed(asked, run_days, gpus, fleet)[1] for use in part.usage]
+
+
+def _all_packed(asked: CampaignSpec, run_days: float, gpus: int, fleet: int) -> tuple[int, list[_Packed]]:
+    """How many runs go side by side, and every activity and allowance in order."""
+    side_by_side = max(1, fleet // gpus)
+    parallel = min(side_by_side, asked.parallel or side_by_side)
+    counted = [
+        _packed(name, runs, share, run_days, gpus, parallel, asked.overhead) for name, runs, share in _activities(asked)
+    ]
+    return parallel, [*counted, *_allowances(asked, counted)]
 
 
 def _activities(asked: CampaignSpec) -> list[tuple[str, int, float]]:
@@ -130,4 +141,4 @@ def _row(part: _Packed, gpus: int, terms: Tariff, fleet: int) -> Activity:
     )
 
 
-__all__ = ["pack"]
+__all__ = ["pack", "usage_of"]

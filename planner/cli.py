@@ -159,11 +159,12 @@ def estimate(spec: str, as_json: bool, profile: str) -> None:
 @_common
 @click.option(
     "--objective",
-    type=click.Choice(["cost", "time", "pareto", "amount"]),
-    help="What comes first, instead of the spec's; amount: the most training for the budget.",
+    type=click.Choice(["cost", "time", "pareto", "amount", "model"]),
+    help="What comes first, instead of the spec's; amount: the most training, model: the largest model for the budget.",
 )
 @click.option("--within", metavar="TIME", help="The cheapest that finishes within this time, such as 30d.")
 @click.option("--under", metavar="USD", help="The fastest that costs no more than this, such as 5000.")
+@click.option("--models", metavar="NAMES", help="Which of these, such as pythia or a,b: the largest in the budget.")
 @click.option("--all", "every", is_flag=True, help="Show every row of a long table.")
 @click.option("--stages", "with_stages", is_flag=True, help="Also naive, free lunch and best of each machine.")
 def plan(
@@ -173,16 +174,17 @@ def plan(
     objective: str | None,
     within: str | None,
     under: str | None,
+    models: str | None,
     every: bool,
     with_stages: bool,
 ) -> None:
     """Every combination of a spec, ranked; the front of time and cost; and why the others are out."""
-    from planner.question import narrowed
+    from planner.question import by_model, narrowed
     from planner.report.progress import Progress
     from planner.search import plan as answer
     from planner.spec import Spec
 
-    asked = narrowed(Spec.load(spec), objective, within, under)
+    asked = narrowed(Spec.load(spec), objective, within, under, models)
     with Progress() as progress:
         found = answer(asked, profile=profile, progress=progress)
         if with_stages:
@@ -190,7 +192,7 @@ def plan(
 
             found = found.model_copy(update={"stages": staged(asked, found, profile=profile, progress=progress)})
         if not found.ranked and not as_json:
-            found = _with_nearest(asked, found, profile, progress)
+            found = _with_nearest(by_model(asked)[0], found, profile, progress)
     _leave(_tell_plan(found, as_json, every))
 
 

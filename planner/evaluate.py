@@ -21,7 +21,7 @@ from planner.call import Call
 from planner.communication import call_seconds, host_step_range, sm_share
 from planner.fit import fit
 from planner.machine import Machine
-from planner.passes.table import after_trace
+from planner.passes.table import ALIKE_ON_ALL_RANKS, after_trace
 from planner.spec import Spec
 from planner.step import step_time
 from planner.strategy import BatchPlan, Strategy, batch_plan, choices, data_parallel, impossible
@@ -102,6 +102,8 @@ _OF_RANK: dict[tuple[int, str, str, str, int], tuple[Workload, Workload]] = {}
 def of_rank(workload: Workload, strategy: Strategy, machine: Machine) -> Workload:
     """The workload with what is added after the trace; one object for one question, as others remember it."""
     ranks = data_parallel(strategy, machine.choice)
+    if strategy.offload == "none" and strategy.sharding in ALIKE_ON_ALL_RANKS:
+        ranks = min(ranks, 2)
     key = (id(workload), strategy.precision, strategy.sharding, strategy.offload, ranks)
     if key not in _OF_RANK:
         _OF_RANK[key] = (workload, after_trace(workload, strategy, machine.choice))

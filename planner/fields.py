@@ -80,6 +80,13 @@ def _ahead(value: Any) -> date:
     return day
 
 
+def _not_past(value: Any) -> date:
+    day = as_day(value)
+    if day < date.today():
+        raise RigplanError(f"found {day}, which has passed; wanted today, {date.today()}, or a later day")
+    return day
+
+
 def _bytes(value: Any) -> int:
     if isinstance(value, str):
         return whole(parse_bytes(value))
@@ -127,6 +134,7 @@ Money = Annotated[float | None, wanting("an amount of at least 0", optional(_rea
 AtLeastOne = Annotated[float | None, wanting("a number of at least 1", optional(_at_least_one))]
 Dollars = Annotated[str, wanting("USD: convert other currencies first, at a rate and date you can show", _dollars)]
 Day = Annotated[date | None, wanting("a date such as 2027-06-30", optional(_ahead))]
+Start = Annotated[date | None, wanting("a date such as 2027-01-15", optional(_not_past))]
 Config = Annotated[dict[str, Any] | str | None, wanting("a mapping or the path of a config.json", optional(_config))]
 Total = Annotated[str | None, wanting("an amount such as 300B tokens or 143000 steps", optional(_total))]
 

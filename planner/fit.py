@@ -12,11 +12,12 @@ from typing import Literal
 
 from planner import scratch
 from planner.machine import Machine, overheads
-from planner.memory import Scratch, Timeline, held_at_peak, replay
+from planner.memory import Scratch, Timeline, Workspace, held_at_peak, replay
 from planner.strategy import Strategy
 from planner.workload import Workload
 
 Verdict = Literal["fits", "borderline", "does-not-fit"]
+Taken = tuple[tuple[Workspace, ...], tuple[scratch.Groups, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def _scratch(device: scratch.Device) -> Scratch:
 
 
 _REPLAYED: dict[tuple[object, ...], tuple[Workload, Timeline]] = {}
+_TAKEN: dict[tuple[int, scratch.Device], tuple[Workload, Taken]] = {}
 
 
 def _replay(
@@ -96,11 +98,25 @@ def _replay(
     accumulation: int,
     limit: int | None,
 ) -> Timeline:
-    key = (id(workload), device, expandable, min(accumulation, 2), limit)
+    """A replay; devices that take the same scratch share it, for nothing else of a device is in it."""
+    taken = _taken(workload, device)
+    key = (id(workload), taken, expandable, min(accumulation, 2), limit)
     kept = _REPLAYED.get(key)
     if kept is None:
         timeline = replay(
             workload, _scratch(device), accumulation=accumulation, expandable=expandable, limit_bytes=limit
         )
         kept = _REPLAYED[key] = (workload, timeline)
+    return kept[1]
+
+
+def _taken(workload: Workload, device: scratch.Device) -> Taken:
+    """What the libraries take for this workload: the blocks that are held, and those of every call."""
+    key = (id(workload), device)
+    kept = _TAKEN.get(key)
+    if kept is None:
+        names = {call.name for call in workload.calls}
+        held = tuple(block for block in scratch.held(device) if block.calls & names)
+        during = tuple(scratch.during(call, device) for call in workload.calls)
+        kept = _TAKEN[key] = (workload, (held, during))
     return kept[1]

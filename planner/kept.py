@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
+import sqlite3
+from contextlib import closing
 from dataclasses import asdict
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,17 @@ from planner.question import How
 from planner.spec import Spec
 from planner.strategy import HardwareChoice, Strategy
 
-MOST = 4096  # answers in a file before it is begun anew
+MOST = 200_000  # answers in a file before it is begun anew: some 400 MB
+BUSY_SECONDS = 5.0  # how long to wait for another process that writes
+
+TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, outcome TEXT NOT NULL)"
 
 
 class Kept:
-    """The answers to one model and its data; `save` writes what was added."""
+    """The answers to one model and its data, read as they are asked for; `save` writes what was added.
+
+    A file that cannot be read or written costs time, never the answer.
+    """
 
     def __init__(self, spec: Spec, profile: str = "") -> None:
         asked = {
@@ -36,47 +42,63 @@ class Kept:
             "made_by": made_by(),
             "program": _program(),
         }
-        self.path = folder() / f"answers-{_digest(asked)}.json"
-        self._answers = self._load()
-        self._new: dict[str, Any] = {}
+        self.path = folder() / f"answers-{_digest(asked)}.sqlite"
+        self._new: dict[str, str] = {}
+        self._known = self._opened() if self.path.is_file() else None
 
     def get(self, strategy: Strategy, choice: HardwareChoice, how: How) -> Estimate | str | None:
         """A known outcome (an estimate or a reason); None when it is not known."""
-        found = self._answers.get(self._key(strategy, choice, how))
-        return Estimate.model_validate(found) if isinstance(found, dict) else found
+        if self._known is None:
+            return None
+        try:
+            row = self._known.execute("SELECT outcome FROM answers WHERE key = ?", (_key(strategy, choice, how),))
+            found = row.fetchone()
+            if found is None:
+                return None
+            text: str = found[0]
+            return Estimate.model_validate_json(text) if text.startswith("{") else str(json.loads(text))
+        except (sqlite3.Error, ValueError):
+            return None
 
     def put(self, strategy: Strategy, choice: HardwareChoice, outcome: Estimate | str, how: How) -> None:
         """Remember an outcome."""
-        plain = outcome if isinstance(outcome, str) else outcome.model_dump(mode="json")
-        key = self._key(strategy, choice, how)
-        self._answers[key] = self._new[key] = plain
+        text = json.dumps(str(outcome)) if isinstance(outcome, str) else outcome.model_dump_json()
+        self._new[_key(strategy, choice, how)] = text
 
     def save(self) -> None:
-        """Write what is new beside what others wrote meanwhile; a folder that cannot be written to costs only time."""
+        """Write what is new beside what others wrote meanwhile."""
         if not self._new:
             return
-        together = self._load() | self._new
-        if len(together) > MOST:
-            together = self._new
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
-                json.dump(together, file)
-            os.replace(file.name, self.path)
-        except OSError:
+            with closing(self._opened()) as answers, answers:
+                answers.execute(TABLE)
+                if answers.execute("SELECT count(*) FROM answers").fetchone()[0] > MOST:
+                    answers.execute("DELETE FROM answers")
+                answers.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", self._new.items())
+        except (OSError, sqlite3.Error):
             return
         self._new = {}
 
-    def _load(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    def close(self) -> None:
+        """Leave the file to others."""
+        if self._known is not None:
+            self._known.close()
 
-    def _key(self, strategy: Strategy, choice: HardwareChoice, how: How) -> str:
-        own = _text(choice.gpu) if Path(choice.gpu).suffix else ""
-        return _digest([asdict(strategy), asdict(choice), own, asdict(how)])
+    def _opened(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=BUSY_SECONDS)
+
+
+def _key(strategy: Strategy, choice: HardwareChoice, how: How) -> str:
+    own = _text(choice.gpu) if "." in choice.gpu else ""  # a file, perhaps
+    asked = "\n".join((_plain(strategy), _plain(choice), own, _plain(how)))
+    return hashlib.sha256(asked.encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=4096)
+def _plain(part: Strategy | HardwareChoice | How) -> str:
+    """A part of a question as text; a plan asks thousands made of the same few."""
+    return json.dumps(asdict(part), sort_keys=True, default=str)
 
 
 def _digest(asked: Any) -> str:

@@ -47,6 +47,8 @@ class Limit:
 
 def furthest_fitting(spec: Spec, what: str, *, profile: str = "", progress: Progress | None = None) -> Limit:
     """`what` is micro-batch or sequence-length; the answer is a real trace. RigplanError on a choice."""
+    if spec.models:
+        raise RigplanError("--max takes one combination, and the spec lists models; leave models out")
     combinations = list(choices(spec))
     if len(combinations) > 1:
         raise RigplanError(

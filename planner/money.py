@@ -14,7 +14,8 @@ from catalog.errors import RigplanError
 from planner import ownership
 from planner.answer import BreakEven, Estimate, HardwareUsed, Run, WithinBudget
 from planner.billing import bill, co2_kg, energy, source
-from planner.campaign import pack
+from planner.burn import burn
+from planner.campaign import pack, usage_of
 from planner.money_spec import BudgetSpec, BuySpec, EnergySpec, PriceSpec
 from planner.spec import Spec
 from planner.tariff import HOURS_A_MONTH, USUAL_NODE_GPUS, Machine, tariff
@@ -36,6 +37,23 @@ def charged(spec: Spec, found: Estimate) -> Estimate:
             changes["campaign"] = pack(spec.campaign, found, run, fleet)
     if spec.budget is not None:
         changes["within_budget"] = within(spec.budget, found, machine)
+    return found.model_copy(update=changes) if changes else found
+
+
+def month_by_month(spec: Spec, found: Estimate) -> Estimate:
+    """A charged estimate with the months of its run, and of its campaign where there is one."""
+    first_day = (spec.budget or BudgetSpec()).first_day
+    changes: dict[str, object] = {}
+    if found.run is not None:
+        count, days = found.hardware.count, found.run.days
+        terms = tariff(machine_of(found.hardware, spec.energy))
+        months = burn(terms, count, [(count, days)], first_day)
+        changes["run"] = found.run.model_copy(update={"months": months})
+        if found.campaign is not None and spec.campaign is not None:
+            fleet = machine_of(found.hardware, spec.energy, whole=True)
+            usage = usage_of(spec.campaign, days, count, fleet.count)
+            months = burn(tariff(fleet), fleet.count, usage, first_day)
+            changes["campaign"] = found.campaign.model_copy(update={"months": months})
     return found.model_copy(update=changes) if changes else found
 
 
@@ -138,4 +156,4 @@ def old_prices(found: Iterable[Estimate]) -> list[str]:
     return [f"OLD PRICES, more than {price.STALE_AFTER_DAYS} days: {told}; ask again before you budget"]
 
 
-__all__ = ["charged", "compared", "machine_of", "old_prices", "within"]
+__all__ = ["charged", "compared", "machine_of", "month_by_month", "old_prices", "within"]

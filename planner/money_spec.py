@@ -18,6 +18,7 @@ from planner.fields import (
     Money,
     Share,
     SpecPart,
+    Start,
     UpToOne,
     above_zero,
     as_day,
@@ -92,16 +93,29 @@ class EnergySpec(SpecPart):
 
 
 class BudgetSpec(SpecPart):
-    """Limits a plan must keep. `deadline` is the day by which a run begun today must be done."""
+    """Limits a plan must keep. `deadline` is the day by which a run begun on `start`, or else today, must be done."""
 
     usd: Limit = None  # of the run, or of the campaign
     days: Limit = None  # from its start
-    deadline: Day = None  # a run that begins today ends before it
+    deadline: Day = None  # a run that begins on the start ends before it
+    start: Start = None  # the first day of training; None = today
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.start is not None and self.deadline is not None and self.deadline <= self.start:
+            found = {"deadline": str(self.deadline), "start": str(self.start)}
+            raise PydanticCustomError("said", "found deadline {deadline}, wanted a day after the start, {start}", found)
+        return self
+
+    @property
+    def first_day(self) -> datetime.date:
+        """The day on which training begins."""
+        return self.start or datetime.date.today()
 
     @property
     def most_days(self) -> float | None:
         """Days until the nearer of the two limits of time."""
-        left = None if self.deadline is None else float((self.deadline - datetime.date.today()).days)
+        left = None if self.deadline is None else float((self.deadline - self.first_day).days)
         return min((limit for limit in (self.days, left) if limit is not None), default=None)
 
 

@@ -19,6 +19,7 @@ def ranked(estimates: Sequence[Estimate], objective: str) -> list[Estimate]:
         "cost": lambda item: (*_cost(item), _time(item)),
         "time": lambda item: (_time(item), *_cost(item)),
         "amount": lambda item: (-_amount(item), *_cost(item)),
+        "model": lambda item: (-item.parameters, *_cost(item), _time(item)),
         "pareto": lambda item: (float(id(item) not in front), _time(item), *_cost(item)),
     }
     return sorted(estimates, key=orders[objective])
@@ -60,6 +61,7 @@ def question(spec: Spec) -> str:
         "time": "the fastest",
         "pareto": "the fastest on the front",
         "amount": "the most training",
+        "model": "the largest model",
     }[spec.objective]
     budget = spec.budget
     if budget is None:

@@ -18,9 +18,12 @@ ALL = "all"
 @click.argument("spec", metavar="SPEC")
 @click.option("-o", "--output", required=True, metavar="FILE", help="report.html, .md, .json or .csv.")
 @click.option("--programme", default=ALL, metavar="NAME", help="The form of one programme (nairr, eurohpc, nsf) alone.")
-@click.option("--objective", type=click.Choice(["cost", "time", "pareto", "amount"]), help="Instead of the spec's.")
+@click.option(
+    "--objective", type=click.Choice(["cost", "time", "pareto", "amount", "model"]), help="Instead of the spec's."
+)
 @click.option("--within", metavar="TIME", help="The cheapest that finishes within this time, such as 30d.")
 @click.option("--under", metavar="USD", help="The fastest that costs no more than this, such as 5000.")
+@click.option("--models", metavar="NAMES", help="Which of these, such as pythia or a,b: the largest in the budget.")
 @click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the plan that the page shows.")
 def report(
@@ -30,6 +33,7 @@ def report(
     objective: str | None,
     within: str | None,
     under: str | None,
+    models: str | None,
     profile: str,
     as_json: bool,
 ) -> None:
@@ -46,7 +50,7 @@ def report(
     if path.suffix not in FORMATS:
         raise RigplanError(f"-o: found {output!r}, wanted a file that ends in {', '.join(FORMATS)}")
     wanted = list(programmes()) if programme == ALL else [programme.lower()]
-    asked = narrowed(Spec.load(spec), objective, within, under)
+    asked = narrowed(Spec.load(spec), objective, within, under, models)
     with Progress() as progress:
         found = plan(asked, profile=profile, progress=progress)
     text = written(path.suffix, asked, found, wanted)

@@ -5,7 +5,8 @@ What was asked before is read back; the rest is worked out, on two processes whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from catalog.errors import RigplanError
 from catalog.units import gib
 from planner.answer import Estimate, Excluded, HardwareUsed, Plan, StrategyUsed
 from planner.kept import Kept
-from planner.money import charged, old_prices
-from planner.question import Combination, How
+from planner.money import charged, month_by_month, old_prices
+from planner.question import Combination, How, by_model, check_budget
 from planner.rank import over_budget, pareto, question, ranked
 from planner.spec import Spec
 from planner.strategy import choices, same_without_sharding
@@ -24,10 +25,14 @@ Progress = Callable[[str], None]
 
 MOST_TRACED = 2  # given micro-batches that are traced as they are; of a longer list all are read off two traces
 
+ALL_BY_MONTH = 500  # rows of a plan that are told month by month; of a longer one, the first and the front
+
 
 def estimate(source: Source, *, profile: str = "", progress: Progress | None = None, timed: bool = True) -> Estimate:
     """The estimate of a spec that leaves one combination, fitting or not. Raises RigplanError when it leaves more."""
     spec = Spec.load(source)
+    if spec.models:
+        raise RigplanError("the spec lists models; `rigplan plan` ranks them, an estimate takes one: leave models out")
     combinations = list(choices(spec))
     if len(combinations) > 1:
         raise RigplanError(
@@ -36,13 +41,13 @@ def estimate(source: Source, *, profile: str = "", progress: Progress | None = N
     outcome = outcomes(spec, combinations, How(timed, whole=True), profile=profile, progress=progress)[0]
     if isinstance(outcome, str):
         raise RigplanError(outcome)
-    return _with_notes(spec, outcome)
+    return _with_notes(spec, month_by_month(spec, outcome))
 
 
 def fits(source: Source, *, profile: str = "", progress: Progress | None = None) -> Estimate | Plan:
     """Whether it fits, memory alone: an Estimate for one combination, a Plan for several."""
     spec = Spec.load(source)
-    if len(list(choices(spec))) == 1:
+    if len(list(choices(spec))) == 1 and not spec.models:
         return estimate(spec, profile=profile, progress=progress, timed=False)
     return plan(spec, profile=profile, progress=progress, timed=False)
 
@@ -50,24 +55,23 @@ def fits(source: Source, *, profile: str = "", progress: Progress | None = None)
 def plan(source: Source, *, profile: str = "", progress: Progress | None = None, timed: bool = True) -> Plan:
     """Every combination of a spec: the ranked, best first; the excluded with their reasons; the front."""
     spec = Spec.load(source)
-    combinations = list(choices(spec))
-    how = How(timed, read_off=len(spec.training.micro_batch) > MOST_TRACED)
-    answers = outcomes(spec, combinations, how, profile=profile, progress=progress)
+    check_budget(spec)
     kept: list[Estimate] = []
     excluded: list[Excluded] = []
-    asked = set(combinations)
-    for (strategy, choice), outcome in zip(combinations, answers, strict=True):
-        plain = same_without_sharding(strategy, choice)
-        if plain is not None and (plain, choice) in asked:
-            outcome = f"on one GPU sharding {strategy.sharding} without offload is sharding none, which is here too"
-        if isinstance(outcome, str):
-            used = StrategyUsed.of(strategy)
-            excluded.append(Excluded(strategy=used, hardware=HardwareUsed.of(choice), reason=outcome))
-        elif (reason := _refused(spec, outcome)) is not None:
-            excluded.append(Excluded(strategy=outcome.strategy, hardware=outcome.hardware, reason=reason))
-        else:
-            kept.append(outcome)
+    for one in by_model(spec):
+        model = one.model.name if spec.models else None
+        for (strategy, choice), outcome in _answers(one, profile, progress, timed):
+            if isinstance(outcome, str):
+                used, machine, reason = StrategyUsed.of(strategy), HardwareUsed.of(choice), outcome
+            elif (over := _refused(one, outcome)) is not None:
+                used, machine, reason = outcome.strategy, outcome.hardware, over
+            else:
+                kept.append(outcome.model_copy(update={"model": model}) if model else outcome)
+                continue
+            excluded.append(Excluded(model=model, strategy=used, hardware=machine, reason=reason))
     best = ranked(kept, spec.objective)
+    told = {id(item) for item in (best if len(best) <= ALL_BY_MONTH else (*best[:1], *pareto(best)))}
+    best = [month_by_month(spec, item) if id(item) in told else item for item in best]
     return Plan(
         ranked=best,
         excluded=excluded,
@@ -79,24 +83,38 @@ def plan(source: Source, *, profile: str = "", progress: Progress | None = None,
     )
 
 
+def _answers(
+    spec: Spec, profile: str, progress: Progress | None, timed: bool
+) -> Iterable[tuple[Combination, Estimate | str]]:
+    combinations = list(choices(spec))
+    how = How(timed, read_off=len(spec.training.micro_batch) > MOST_TRACED)
+    asked = set(combinations)
+    found = outcomes(spec, combinations, how, profile=profile, progress=progress)
+    for (strategy, choice), outcome in zip(combinations, found, strict=True):
+        plain = same_without_sharding(strategy, choice)
+        if plain is not None and (plain, choice) in asked:
+            outcome = f"on one GPU sharding {strategy.sharding} without offload is sharding none, which is here too"
+        yield (strategy, choice), outcome
+
+
 def outcomes(
     spec: Spec, combinations: Sequence[Combination], how: How, *, profile: str = "", progress: Progress | None = None
 ) -> list[Estimate | str]:
     """An estimate or a reason for each combination, from memory where it was asked before."""
-    memory = Kept(spec, profile)
-    found: dict[Combination, Estimate | str | None] = {item: memory.get(*item, how) for item in combinations}
-    missing = [item for item, outcome in found.items() if outcome is None]
-    if missing:
-        from planner.workers import Failure, work_out
+    with closing(Kept(spec, profile)) as memory:
+        found: dict[Combination, Estimate | str | None] = {item: memory.get(*item, how) for item in combinations}
+        missing = [item for item, outcome in found.items() if outcome is None]
+        if missing:
+            from planner.workers import Failure, work_out
 
-        for item, outcome in work_out(spec, missing, profile, progress or (lambda _: None), how):
-            found[item] = outcome
-            if not isinstance(outcome, Failure):
-                memory.put(*item, outcome, how)
-        memory.save()
-        failures = [outcome for outcome in found.values() if isinstance(outcome, Failure)]
-        if failures and not any(isinstance(outcome, Estimate) for outcome in found.values()):
-            raise RigplanError(failures[0])
+            for item, outcome in work_out(spec, missing, profile, progress or (lambda _: None), how):
+                found[item] = outcome
+                if not isinstance(outcome, Failure):
+                    memory.put(*item, outcome, how)
+            memory.save()
+            failures = [outcome for outcome in found.values() if isinstance(outcome, Failure)]
+            if failures and not any(isinstance(outcome, Estimate) for outcome in found.values()):
+                raise RigplanError(failures[0])
     every = [settled for item in combinations if (settled := found[item]) is not None]
     return [charged(spec, outcome) if isinstance(outcome, Estimate) else outcome for outcome in every]
 

@@ -58,7 +58,7 @@ Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "h
 Offload = Literal["none", "optimizer", "all", "most"]  # most: as much as the sharding's own code can
 TensorParallelStyle = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise"]
 Allocator = Literal["default", "expandable"]
-Objective = Literal["cost", "time", "pareto", "amount"]
+Objective = Literal["cost", "time", "pareto", "amount", "model"]
 
 
 class LoraSpec(SpecPart):
@@ -152,7 +152,8 @@ class Spec(SpecPart):
     budget: BudgetSpec | None = None  # what is over it is excluded
     energy: EnergySpec = EnergySpec()  # what electricity costs and emits
     campaign: CampaignSpec | None = None  # many runs instead of one
-    objective: Objective = "cost"  # what comes first; amount: the most training for the budget
+    objective: Objective = "cost"  # what comes first; amount: the most training, model: the largest
+    models: tuple[str, ...] = ()  # presets, or how their names begin, in the place of model.name: which is the largest
 
     @classmethod
     def load(cls, source: Spec | Mapping[str, Any] | str | Path) -> Spec:

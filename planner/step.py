@@ -223,6 +223,18 @@ class _Queues:
         self.exposed += there.exposed_seconds
 
 
+_KNOWN_OPERATORS: dict[tuple[int, bool], tuple[Workload, tuple[Operator, ...]]] = {}
+
+
+def _operators(workload: Workload, tf32: bool) -> tuple[Operator, ...]:
+    """The operators behind a workload's calls: the same on every device."""
+    kept = _KNOWN_OPERATORS.get((id(workload), tf32))
+    if kept is None:
+        kept = (workload, tuple(describe(call, tf32=tf32) for call in workload.calls))
+        _KNOWN_OPERATORS[id(workload), tf32] = kept
+    return kept[1]
+
+
 _KNOWN_WORKLOADS: dict[tuple[int, int], tuple[Workload, Pricing, Priced]] = {}
 
 
@@ -231,7 +243,7 @@ def priced(workload: Workload, pricing: Pricing) -> Priced:
     kept = _KNOWN_WORKLOADS.get(key)
     if kept is not None:
         return kept[2]
-    operators = tuple(describe(call, tf32=pricing.tf32) for call in workload.calls)
+    operators = _operators(workload, pricing.tf32)
     price(operators, pricing)
     costs = [seconds(operator, call, pricing) for operator, call in zip(operators, workload.calls, strict=True)]
     sent = [is_collective(call) for call in workload.calls]  # the link's work, not the device's

@@ -34,6 +34,7 @@ class Rate:
     idle: bool = False  # charged for the whole fleet, used or not
     units: float | None = None
     stale: bool = False
+    at_once_usd: float | None = None  # what is bought is paid for before its first hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ def _bought(machine: Machine, buy: BuySpec) -> Tariff:
             part.date,
             machine.count,
             True,
+            at_once_usd=part.usd,
         )
         for part in parts
     ]

@@ -42,9 +42,10 @@ def work_out(
     workers = min(MOST_WORKERS, os.cpu_count() or 1, len(groups))
     if workers < 2 or len(combinations) < WORTH_A_PROCESS:
         worker = Outcomes(spec, profile, progress)
-        for group in groups:
-            for item in group:
-                yield item, _outcome(worker, item, how)
+        for done, item in enumerate((item for group in groups for item in group), 1):
+            yield item, _outcome(worker, item, how)
+            if len(combinations) > 1:
+                progress(f"{done} of {len(combinations)} combinations worked out")
         return
     yield from _in_parallel([(spec, group, profile, how) for group in groups], workers, progress)
 

@@ -19,6 +19,8 @@ PASSES: dict[str, Callable[[Workload, int], Workload]] = {
     "fsdp-grad-op": lambda workload, _: workload,
     "hsdp": lambda workload, _: workload,
 }
+# Those whose workload is the same on any number of ranks above one: each holds all, and the link's price is apart.
+ALIKE_ON_ALL_RANKS = ("none", "fsdp", "fsdp-grad-op", "hsdp")
 ZERO = ("zero1", "zero2", "zero3")
 # Traced as one rank alone: all that they add, they add after the trace.
 TRACED_ALONE = ("none", "zero1", "zero2")

@@ -101,7 +101,7 @@ def _axis(values: Sequence[float], first: float, last: float) -> tuple[Callable[
 def _tick(value: float) -> str:
     for factor, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
-            return f"{value / factor:g}{letter}" if value / factor < 10 else f"{value / factor:.0f}{letter}"
+            return f"{value / factor:.3g}{letter}"
     return f"{value:g}" if len(f"{value:g}") < 6 else few_digits(value)
 
 

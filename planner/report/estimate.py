@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from catalog.units import GIB, count, days, gib, seconds, usd
 from planner.answer import CostLine, Estimate, Run, Step, WithinBudget
-from planner.report import campaign
+from planner.report import burn, campaign
 from planner.report.layout import few_digits, listed, size, table
 
 KNOWN = {
@@ -24,6 +24,9 @@ def page(found: Estimate) -> str:
         parts += ["", *_run(found.run)]
     if found.campaign is not None:
         parts += campaign.section([found])
+    spent = found.campaign or found.run
+    if spent is not None:
+        parts += burn.section(spent, f"on {campaign.fleet_name(found)}")
     if found.within_budget is not None:
         parts += ["", _within(found.within_budget)]
     parts += listed("Notes", found.notes)

@@ -14,7 +14,7 @@ from planner.report.proposal import HEADERS, Proposal, proposal
 from planner.spec import Spec
 
 COLUMNS = (
-    "rank", "on_front", "gpu", "fleet", "gpus_per_run", "precision", "attention", "optimizer", "micro_batch",
+    "rank", "on_front", "model", "gpu", "fleet", "gpus_per_run", "precision", "attention", "optimizer", "micro_batch",
     "accumulation", "global_batch", "checkpointing", "sharding", "verdict", "device_bytes", "usable_bytes",
     "step_seconds", "step_known", "days", "low_days", "high_days", "gpu_hours", "cost_usd", "units", "cost_source",
     "cost_date", "energy_kwh", "co2_kg", "reason",
@@ -43,7 +43,7 @@ def as_csv(_spec: Spec, found: Plan, _programmes: Sequence[str]) -> str:
         knobs = {key: value for key, value in out.strategy.model_dump().items() if key in COLUMNS}
         machine = out.hardware
         where = {"gpu": machine.gpu, "fleet": machine.fleet or machine.count, "gpus_per_run": machine.count}
-        writer.writerow({**knobs, **where, "reason": out.reason})
+        writer.writerow({**knobs, **where, "model": out.model, "reason": out.reason})
     return stream.getvalue()
 
 
@@ -53,6 +53,7 @@ def _line(item: Estimate) -> dict[str, object]:
     return {
         **{key: value for key, value in item.strategy.model_dump().items() if key in COLUMNS},
         **({} if run is None else run.model_dump(include=told | {"co2_kg"})),
+        "model": item.model,
         "gpu": machine.gpu,
         "fleet": machine.fleet or machine.count,
         "gpus_per_run": machine.count,
@@ -76,9 +77,13 @@ def as_markdown(spec: Spec, found: Plan, programmes: Sequence[str]) -> str:
         parts.append(_bullets(page["campaign"]["reasons"]))
     if page["ranked"]:
         parts += ["## Ranked", _table(page["ranked"]["headers"], page["ranked"]["rows"]), page["ranked"]["legend"]]
+        parts += ["### Prices", _bullets(page["ranked"]["prices"])] if page["ranked"]["prices"] else []
     if page["costs"]:
         parts += ["## What it costs", _table(["", "USD", "source", "date"], page["costs"]["rows"])]
         parts.append(_bullets(page["costs"]["lines"]))
+    if page["months"]:
+        parts += [f"### Month by month, {page['months']['whose']}"]
+        parts.append(_table(page["months"]["headers"], page["months"]["rows"]))
     for asked in page["proposals"]:
         parts += [f"## {asked.title}, in {asked.unit}", _table(HEADERS, asked.rows), f"> {asked.text}", asked.note]
         parts.append(f"Form after: {asked.source}")

@@ -10,11 +10,12 @@ from typing import Any
 from catalog.units import count, days, gib, seconds, usd
 from planner import __version__
 from planner.answer import Estimate, Excluded, Plan, Run
-from planner.report import campaign, charts
+from planner.report import burn, campaign, charts
 from planner.report.charts import Point
 from planner.report.estimate import KNOWN, setting, verdict
+from planner.report.facts import facts
 from planner.report.layout import few_digits, several, size, span
-from planner.report.plan import grouped, name
+from planner.report.plan import grouped, name, prices
 from planner.report.proposal import HEADERS, proposal, throughput
 from planner.spec import Spec
 
@@ -41,17 +42,19 @@ def content(spec: Spec, found: Plan, programmes: Sequence[str]) -> dict[str, Any
         "title": title(spec),
         "version": __version__,
         "made_on": date.today().isoformat(),
-        "combinations": f"{len(found.ranked)} of {several(every, 'combination')} work",
+        "combinations": f"{len(found.ranked)} of {several(every, 'combination')} work{'s' * (len(found.ranked) == 1)}",
         "verdict_class": "none" if best is None else best.verdict,
         "headline": headline(found),
         "verdict_lines": [] if best is None else [verdict(best), *_verdict(best)],
         "old": [note for note in found.notes if note.startswith("OLD PRICES")],
+        "facts": [] if best is None else facts(best),
         "memory": None if best is None else _memory(best),
         "campaign": _campaign(found.ranked),
         "ranked": _ranked(found) if found.ranked else None,
         "scatter": Markup(time_and_cost(found)),
         "scaling": Markup(_scaling(found.ranked)),
         "costs": None if best is None or best.run is None else _costs(best, best.run),
+        "months": None if best is None else _months(best),
         "proposals": asked,
         "proposal_headers": HEADERS,
         "excluded": _excluded(found.excluded),
@@ -67,6 +70,8 @@ def content(spec: Spec, found: Plan, programmes: Sequence[str]) -> dict[str, Any
 def title(spec: Spec) -> str:
     """The model and the work, in a line."""
     model = spec.model
+    if spec.models:
+        return f"{', '.join(spec.models)}: {spec.data.total or 'one step'}"
     shown = model.name or model.module or (model.config if isinstance(model.config, str) else "a model of one's own")
     runs = f", {spec.campaign.runs} runs" if spec.campaign is not None else ""
     return f"{shown}: {spec.data.total or 'one step'}{runs}"
@@ -79,13 +84,17 @@ def headline(found: Plan) -> str:
     best = found.ranked[0]
     run = best.campaign or best.run
     machine = campaign.fleet_name(best)
-    first = f"{found.question or 'best'}: ".capitalize() + machine
+    first = _capital(f"{found.question or 'best'}: ") + (f"{best.model} on " if best.model else "") + machine
     if run is None:
         return f"{first}, {best.verdict}"
     cost = (
         usd(run.cost_usd) if run.cost_usd is not None else f"{run.units:,.0f} {run.unit}" if run.units else "no price"
     )
     return f"{first}, {days(run.days)} ({span(run.low_days, run.high_days)} days), {cost}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _verdict(best: Estimate) -> list[str]:
@@ -138,7 +147,9 @@ def _ranked(found: Plan) -> dict[str, Any]:
         rows.append(
             [
                 f"{place}{'*' if on_front else ''}",
-                campaign.fleet_name(item) + (f", {item.hardware.count} a run" if item.campaign else ""),
+                (f"{item.model}, " if item.model else "")
+                + campaign.fleet_name(item)
+                + (f", {item.hardware.count} a run" if item.campaign else ""),
                 "" if run is None else few_digits(run.days),
                 "" if run is None else span(run.low_days, run.high_days, "-"),
                 cost,
@@ -151,9 +162,10 @@ def _ranked(found: Plan) -> dict[str, Any]:
                 "" if item.step is None else item.step.known,
             ]
         )
+    models = any(item.model for item in found.ranked)
     headers = [
         "#",
-        "GPUs",
+        "model and GPUs" if models else "GPUs",
         "days",
         "range",
         "USD",
@@ -172,13 +184,17 @@ def _ranked(found: Plan) -> dict[str, Any]:
         "headers": headers,
         "rows": rows,
         "front": front,
+        "prices": prices(found),
         "legend": legend + (f" {left} more not shown." if left else ""),
     }
 
 
 def time_and_cost(found: Plan) -> str:
     """The scatter of days against USD, with its front."""
-    return charts.scatter(_points(found.ranked), _points(found.pareto), "days", "USD")
+    points = _points(found.ranked)
+    if len(points) < 2:  # one mark says no more than the verdict
+        return ""
+    return charts.scatter(points, _points(found.pareto), "days", "USD")
 
 
 def _points(found: Sequence[Estimate]) -> list[Point]:
@@ -234,6 +250,12 @@ def _costs(best: Estimate, run: Run) -> dict[str, Any]:
             f"a month) beats renting them ({usd(even.rent_usd_per_month)} a month of full use) {after}"
         )
     return {"rows": rows, "lines": lines, "sources": run.break_even.sources if run.break_even else []}
+
+
+def _months(best: Estimate) -> dict[str, Any] | None:
+    spent = best.campaign or best.run
+    headers, body = burn.rows(spent) if spent is not None else ([], [])
+    return {"headers": headers, "rows": body, "whose": f"on {campaign.fleet_name(best)}"} if body else None
 
 
 def _excluded(excluded: Sequence[Excluded]) -> list[list[str]]:

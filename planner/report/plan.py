@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from catalog.units import seconds
 from planner.answer import Campaign, Estimate, Excluded, HardwareUsed, Plan, Run, StrategyUsed
-from planner.report import campaign, stages
+from planner.report import burn, campaign, stages
 from planner.report.layout import WIDTH, few_digits, listed, several, size, span, table
 
 SHOWN = 30  # rows of a table before the rest is only counted
@@ -24,6 +24,8 @@ def page(found: Plan, *, every: bool = False) -> str:
         left = len(found.ranked) - len(rows)
         more = [f"... and {several(left, 'more plan')} below these; --all shows them"] if left else []
         parts += [*more, _legend(found), *campaign.section(found.ranked)]
+        spent = found.ranked[0].campaign or found.ranked[0].run
+        parts += burn.section(spent, f"the first: {campaign.fleet_name(found.ranked[0])}") if spent is not None else []
     parts += stages.section(found.stages)
     parts += _excluded(found.excluded)
     parts += listed("Notes", found.notes)
@@ -38,7 +40,10 @@ def name(item: Estimate | Excluded) -> str:
     batch = f", micro-batch {knobs.micro_batch} x {knobs.accumulation}" if knobs.micro_batch else ""
     kept = "no checkpointing" if knobs.checkpointing == "none" else f"{knobs.checkpointing} checkpointing"
     extras = [word for word in _other_knobs(knobs).split(", ") if word]
-    return ", ".join([f"{machine.count} x {machine.gpu}", knobs.precision, f"{knobs.attention}{batch}", kept, *extras])
+    model = [item.model] if item.model else []
+    return ", ".join(
+        [*model, f"{machine.count} x {machine.gpu}", knobs.precision, f"{knobs.attention}{batch}", kept, *extras]
+    )
 
 
 def _head(found: Plan) -> str:
@@ -89,8 +94,20 @@ def _table(found: Plan, rows: Sequence[Estimate]) -> str:
     front = found.pareto if len(found.ranked) > 1 else []
     timed, run = any(item.step for item in rows), any(item.run for item in rows)
     others = any(_other_knobs(item.strategy) for item in rows)
-    headers = ["#", "GPUs", "precision", "attn", "batch", "ckpt", *(["other"] if others else []), "GiB", "verdict"]
-    align = "rlllrl" + "l" * others + "rl"
+    models = any(item.model for item in rows)
+    headers = [
+        "#",
+        *(["model"] if models else []),
+        "GPUs",
+        "precision",
+        "attn",
+        "batch",
+        "ckpt",
+        *(["other"] if others else []),
+        "GiB",
+        "verdict",
+    ]
+    align = "r" + "l" * models + "lllrl" + "l" * others + "rl"
     headers += ["step", "known"] if timed else []
     align += "rl" if timed else ""
     headers += ["days", "range", "USD"] if run else []
@@ -101,6 +118,7 @@ def _table(found: Plan, rows: Sequence[Estimate]) -> str:
         knobs, memory = item.strategy, item.memory
         row = [
             f"{place}{'*' if item in front else ' '}",
+            *([item.model or ""] if models else []),
             f"{item.hardware.count} x {item.hardware.gpu}",
             knobs.precision,
             knobs.attention.replace("flash_attention_2", "flash2"),
@@ -137,14 +155,21 @@ def _legend(found: Plan) -> str:
         words.insert(0, "* on the front of time and cost.")
     if any(item.step for item in found.ranked):
         words.append("known: the step time.")
-    sources = dict.fromkeys(
-        f"{item.hardware.gpu} {item.run.cost_source} {item.run.cost_date or ''}".strip()
-        for item in found.ranked
-        if item.run is not None and item.run.cost_usd is not None
-    )
     if any(item.campaign for item in found.ranked):
         words.append("days, USD: of the whole campaign.")
-    return "\n".join([" ".join(words), *listed("Prices", sources)])
+    return "\n".join([" ".join(words), *listed("Prices", prices(found))])
+
+
+def prices(found: Plan) -> list[str]:
+    """Whose price each GPU's is, and of when."""
+    priced = [item for item in found.ranked if item.run is not None and item.run.cost_usd is not None]
+    return list(
+        dict.fromkeys(
+            f"{item.hardware.gpu} {item.run.cost_source} {item.run.cost_date or ''}".strip()
+            for item in priced
+            if item.run is not None
+        )
+    )
 
 
 def _excluded(excluded: Sequence[Excluded]) -> list[str]:
@@ -177,4 +202,4 @@ def _machines(hardware: Sequence[HardwareUsed]) -> str:
     return ", ".join(words[:REASON_EXAMPLES]) + (f" and {more} more" if more > 0 else "")
 
 
-__all__ = ["WIDTH", "grouped", "name", "page"]
+__all__ = ["WIDTH", "grouped", "name", "page", "prices"]

@@ -1,7 +1,8 @@
-"""Progress: what is being done, on stderr, once it takes long enough to wonder."""
+"""Progress: what is being done, on stderr, once it takes long enough to wonder; a bar where it is counted."""
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from types import TracebackType
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 QUIET_SECONDS = 2.0
+BETWEEN_SECONDS = {True: 0.1, False: 5.0}  # counted lines: on a terminal, and elsewhere
+COUNTED = re.compile(r"(\d+) of (\d+)\b")
+BAR_CELLS = 24
 
 
 class Progress:
@@ -19,12 +23,20 @@ class Progress:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self.began = time.monotonic()
+        self.counted = float("-inf")
         self.status: Status | None = None
 
     def __call__(self, text: str) -> None:
-        seconds = time.monotonic() - self.began
-        if self.stream.isatty():
-            self._live(text)
+        seconds, live = time.monotonic() - self.began, self.stream.isatty()
+        shown, count = text, COUNTED.match(text)
+        if count is not None:
+            done, total = map(int, count.groups())
+            shown = f"{bar(done, total)} {text}"
+            if done < total and seconds - self.counted < BETWEEN_SECONDS[live]:
+                return
+            self.counted = seconds
+        if live:
+            self._live(shown)
         elif seconds >= QUIET_SECONDS:
             print(f"{seconds:.0f} s: {text}", file=self.stream, flush=True)
 
@@ -48,4 +60,10 @@ class Progress:
             self.status.update(text)
 
 
-__all__ = ["Progress"]
+def bar(done: int, total: int) -> str:
+    """``━━━━━━────── 25 %``: how much of a whole is done."""
+    full = BAR_CELLS * done // max(1, total)
+    return f"{'━' * full}{'─' * (BAR_CELLS - full)} {100 * done // max(1, total)} %"
+
+
+__all__ = ["Progress", "bar"]

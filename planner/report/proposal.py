@@ -104,7 +104,7 @@ def _row(spec: Spec, best: Estimate, run: Run, row: Activity, entry: Mapping[str
         ]
     return [
         row.name,
-        f"{_model(spec)} / {_data(spec)}",
+        f"{_model(spec, best)} / {_data(spec)}",
         str(row.runs),
         f"{best.hardware.count} x {best.hardware.gpu}",
         f"{throughput(best)} ({best.step.known if best.step else ''})",
@@ -153,9 +153,14 @@ def throughput(best: Estimate) -> str:
     return f"{few_digits(speed.samples_per_second)} samples/s"
 
 
-def _model(spec: Spec) -> str:
+def _model(spec: Spec, best: Estimate) -> str:
     model = spec.model
-    return model.name or model.module or (model.config if isinstance(model.config, str) else "a model of our own")
+    return (
+        best.model
+        or model.name
+        or model.module
+        or (model.config if isinstance(model.config, str) else "a model of our own")
+    )
 
 
 def _data(spec: Spec) -> str:
@@ -168,7 +173,7 @@ def _fields(spec: Spec, found: Plan, best: Estimate, run: Run, plan: Campaign | 
     spent = sum(row.gpu_hours - row.overhead_gpu_hours for row in plan.activities if row.runs) if plan else hours
     step = best.step
     return {
-        "model": _model(spec),
+        "model": _model(spec, best),
         "parameters": count(best.parameters),
         "data": _data(spec),
         "why": _why(found, best),

@@ -134,6 +134,21 @@ def test_the_scatter_marks_every_priced_plan_and_the_front() -> None:
     assert scaling.count("<polyline") == 3
 
 
+def test_one_plan_alone_has_no_scatter() -> None:
+    found = plan()
+    assert "<svg" not in html(SPEC, Plan(ranked=found.ranked[:1]), [])
+
+
+def test_every_key_figure_has_its_source_under_it() -> None:
+    text = html(SPEC, plan(), [])
+    shown = re.findall(r"<dt>(.*?)</dt>.*?<dd class=\"source\">(.*?)</dd>", text)
+    assert [name for name, _ in shown] == ["time", "cost", "GPU time", "memory of a GPU", "energy"]
+    assert all(source for _, source in shown)
+    assert "on-demand, median of" in dict(shown)["cost"]
+    prices = text.split("Prices, with their sources and dates")[1].split("</details>")[0]
+    assert all(gpu in prices for gpu in ("rtx-3090", "a100-sxm4-80gb", "h200-sxm"))
+
+
 def test_a_plan_of_which_nothing_works_is_a_page_too() -> None:
     text = html(SPEC, Plan(ranked=[], excluded=plan().excluded), list(programmes()))
     assert "None of the combinations works." in text

@@ -14,7 +14,7 @@ from planner.rank import pareto, ranked
 from planner.report import estimate as estimate_page
 from planner.report import ladder as ladder_page
 from planner.report import layout, plan
-from planner.report.progress import Progress
+from planner.report.progress import Progress, bar
 from tests.planner.answers import estimate, excluded
 
 WIDEST = 120
@@ -125,6 +125,19 @@ def test_progress_is_silent_while_it_is_quick_and_plain_off_a_terminal(monkeypat
     monkeypatch.setattr(progress, "began", progress.began - 5)
     progress("tracing more")
     assert stream.getvalue() == "5 s: tracing more\n"
+
+
+def test_counted_progress_is_a_bar_on_a_terminal_and_seldom_a_line_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bar(25, 100) == "━━━━━━────────────────── 25 %"
+    assert bar(100, 100).startswith("━" * 24)
+    stream = StringIO()
+    progress = Progress(stream)
+    monkeypatch.setattr(progress, "began", progress.began - 5)
+    for done in range(1, 10_001):
+        progress(f"{done} of 10000 combinations worked out")
+    lines = stream.getvalue().splitlines()
+    assert lines[-1].endswith("10000 of 10000 combinations worked out")
+    assert len(lines) < 10
 
 
 def test_the_peak_of_each_phase_is_printed_under_the_table() -> None:

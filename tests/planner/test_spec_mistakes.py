@@ -68,7 +68,7 @@ def spec_with(field: str, value: Any) -> dict[str, Any]:
         ("data.total", 300, "data.total: found 300, wanted an amount such as 300B tokens or 143000 steps"),
         ("budget.usd", "lots", "budget.usd: found 'lots', wanted a number above 0"),
         ("campaign", {"runs": 0}, "campaign.runs: found 0, wanted a positive integer"),
-        ("objective", "cheap", "objective: found 'cheap', wanted cost or time or pareto or amount"),
+        ("objective", "cheap", "objective: found 'cheap', wanted cost or time or pareto or amount or model"),
         ("model", "pythia-1b", "model: found 'pythia-1b', wanted a mapping"),
         ("model", {}, "model: found none, wanted exactly one of name, config and module"),
         ("model.config", {}, "model: found name and config, wanted exactly one of name, config and module"),
