@@ -6,18 +6,18 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from catalog.units import GIB, count, seconds
+from catalog.units import count, seconds
 from planner.answer import Known, weakest
 from planner.explanation import Advice, Explanation, MemoryRow, TimeRow
 from planner.report.estimate import setting, verdict
 from planner.report.layout import WIDTH, few_digits, listed, size, table
 
-SMALL = 0.001  # of the step: kinds below are taken together
+SMALL = 0.001  # of the step or the peak: what is below is taken together or left out
 SHOWN_MODULES, SHOWN_OPERATORS = 16, 12
 NARROW = 100  # columns; below, tables leave out what can be left out
 NUMBERS_WIDTH = 50  # columns of a table of modules beside their names
 LARGEST, HOLDER = 2, 30  # modules named for each kind of memory, and columns for each name
-WHOLE_MODEL, OPTIMIZER = "(the model itself)", "(optimizer)"
+WHOLE_MODEL, OPTIMIZER, COMPILED = "(the model itself)", "(optimizer)", "(compiled graphs)"
 PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 # The sizes of a shape worth a column, by kind; what is not here shows all but the flags.
 SIZES = {
@@ -30,6 +30,7 @@ SIZES = {
     "softmax": ("rows", "length"),
     "optimizer": ("elements",),
     "layer_norm": ("rows", "length"),
+    "fused": ("kept", "reduced"),
     "batch_norm": ("images", "channels", "positions"),
     "pointwise": ("elements",),
     "copy": ("elements",),
@@ -46,7 +47,7 @@ def page(found: Explanation, *, width: int = WIDTH, every: bool = False) -> str:
         parts += ["", f"A step takes {seconds(step.seconds)} ({between}), {step.known}"]
     parts += ["", "Where the time goes", _kinds(found.time, width, every)]
     parts += ["", "By module: milliseconds of a step, and GiB at the peak", _modules(found, width, every)]
-    parts += ["", "The largest operators" if not every else "Every operator", _operators(found.time, width, every)]
+    parts += ["", "The largest operators" if not every else "Every operator", _operators(found, width, every)]
     peak = f"{size(estimate.memory.peak_allocated_bytes)} GiB allocated, in {estimate.memory.peak_phase}"
     parts += ["", f"Where the memory goes at the peak: {peak}", _memory(found.memory, width)]
     parts += _advice(found, width)
@@ -69,7 +70,7 @@ def _kinds(rows: Sequence[TimeRow], width: int, every: bool) -> str:
         at_best = sum((row.efficiency or 0.0) * row.seconds for row in group)
         bound = _grouped(group, lambda row: row.bound)[0][0]
         words: list[Known] = [row.known for row in group if row.known is not None]
-        line = [name, seconds(took), f"{took / whole:.1%}", f"{sum(row.count for row in group):,}", bound]
+        line = [name, seconds(took), f"{took / whole:.1%}", _number(sum(row.count for row in group)), bound]
         line += [f"{at_best / took:.0%}" if words else "", weakest(*words) if words else ""]
         body.append(line)
     body.append(["a step", seconds(whole), "100.0%", "", "", "", ""])
@@ -99,7 +100,7 @@ def _modules(found: Explanation, width: int, every: bool) -> str:
         if not row.phase:
             waiting += row.seconds
             continue
-        name = row.module or (OPTIMIZER if row.phase == "optimizer" else WHOLE_MODEL)
+        name = row.module or (OPTIMIZER if row.phase == "optimizer" else _whole(found))
         module = modules.setdefault(name, _Module())
         module.modules = max(module.modules, row.modules)
         if row.phase == "forward":
@@ -109,7 +110,7 @@ def _modules(found: Explanation, width: int, every: bool) -> str:
         else:
             module.optimizer_s += row.seconds
     for held in found.memory:
-        module = modules.setdefault(held.module or WHOLE_MODEL, _Module())
+        module = modules.setdefault(held.module or _whole(found), _Module())
         module.modules = max(module.modules, held.modules)
         module.held_bytes += held.size_bytes
     whole = sum(module.seconds for module in modules.values()) + waiting
@@ -118,33 +119,39 @@ def _modules(found: Explanation, width: int, every: bool) -> str:
     shown, rest = (ordered, []) if every else (ordered[:SHOWN_MODULES], ordered[SHOWN_MODULES:])
     shown.sort(key=lambda item: -item[1].seconds)
     room = width - NUMBERS_WIDTH
-    body = [_module_row(_short(name, room), module, whole) for name, module in shown]
+    body = [_module_row(_short(name, room), module, whole, peak) for name, module in shown]
     if rest:
         other = _Module(
-            sum(module.modules for _, module in rest),
+            1,
             sum(module.forward_s for _, module in rest),
             sum(module.backward_s for _, module in rest),
             sum(module.optimizer_s for _, module in rest),
             sum(module.held_bytes for _, module in rest),
         )
-        body.append(_module_row(f"... {len(rest)} others", other, whole))
+        body.append(_module_row(f"... {len(rest)} others", other, whole, peak))
     body.append(["waiting (see above)", "", "", "", "", f"{waiting / whole:.1%}", ""])
     body.append(["a step, the peak", "", "", "", "", "100.0%", size(peak)])
     return table(body, ["", "x", "fwd", "bwd", "opt", "share", "GiB"], "lrrrrrr")
 
 
-def _module_row(name: str, module: _Module, whole: float) -> list[str]:
+def _module_row(name: str, module: _Module, whole: float, peak: int) -> list[str]:
     times = (module.forward_s, module.backward_s, module.optimizer_s)
     return [
         name,
         str(module.modules) if module.modules > 1 else "",
         *(few_digits(value * 1e3) if value else "" for value in times),
         f"{module.seconds / whole:.1%}" if module.seconds else "",
-        size(module.held_bytes) if module.held_bytes >= GIB / 200 else "",
+        size(module.held_bytes) if module.held_bytes >= SMALL * peak else "",
     ]
 
 
-def _operators(rows: Sequence[TimeRow], width: int, every: bool) -> str:
+def _whole(found: Explanation) -> str:
+    """What has no module of its own: what the model does beside its parts, or kernels that several were fused into."""
+    return COMPILED if found.estimate.strategy.compile else WHOLE_MODEL
+
+
+def _operators(found: Explanation, width: int, every: bool) -> str:
+    rows = found.time
     whole = sum(row.seconds for row in rows)
     working = [row for row in rows if row.phase]
     shown = working if every else working[:SHOWN_OPERATORS]
@@ -155,7 +162,7 @@ def _operators(rows: Sequence[TimeRow], width: int, every: bool) -> str:
         name = row.operator if row.kind != "attention" else f"attention {row.operator}"
         shape = f"{_sizes(row)} {row.dtype}" if wide else _sizes(row)
         line = [seconds(row.seconds), f"{100 * row.seconds / whole:.1f}", PHASES.get(row.phase, row.phase)]
-        line += [_short(row.module or WHOLE_MODEL, 30 if wide else 18), _cut(name, 20 if wide else 13), shape]
+        line += [_short(row.module or _whole(found), 30 if wide else 18), _cut(name, 20 if wide else 13), shape]
         line += [row.bound, f"{row.efficiency:.0%}" if row.efficiency is not None else ""]
         body.append([*line, how(row)] if wide else line)
     text = table(body, headers, "rrlllllr" + "l" * wide, narrow=True)
@@ -166,6 +173,10 @@ def _operators(rows: Sequence[TimeRow], width: int, every: bool) -> str:
 def how(row: TimeRow) -> str:
     """How a price is known: `timed` is this very call; else the word of the curve that it was read off."""
     return "timed" if row.timed_exactly else str(row.known or "")
+
+
+def _number(value: int) -> str:
+    return f"{value:,}" if value else ""
 
 
 def _sizes(row: TimeRow) -> str:
@@ -180,9 +191,9 @@ def _memory(rows: Sequence[MemoryRow], width: int) -> str:
     peak = sum(row.size_bytes for row in rows)
     body = []
     for category, group in _grouped_memory(rows):
-        if group[0].size_bytes < GIB / 200:
-            continue
         held = sum(row.size_bytes for row in group)
+        if held < SMALL * peak:
+            continue
         largest = [row for row in group if row.module][: LARGEST if width >= NARROW else 1]
         holders = ", ".join(f"{_short(row.module, HOLDER)} {size(row.size_bytes)}" for row in largest)
         body.append([category, size(held), f"{held / peak:.0%}", holders])
@@ -232,8 +243,12 @@ def _grouped_memory(rows: Iterable[MemoryRow]) -> list[tuple[str, list[MemoryRow
 
 
 def _short(name: str, room: int) -> str:
-    """A module's name from its end, for that is what tells it from others."""
-    return name if len(name) <= room else f"..{name[-(room - 2) :]}"
+    """A module's name from its end, for that is what tells it from others: ``..layers.*.mlp.c_fc``."""
+    parts = name.split(".")
+    while len(parts) > 1 and len(".".join(parts)) + (len(parts) < name.count(".") + 1) * 2 > room:
+        parts = parts[1:]
+    short = ".".join(parts)
+    return _cut(short if short == name else f"..{short}", room)
 
 
 def _cut(text: str, room: int) -> str:
