@@ -7,6 +7,7 @@ memory is used and nothing is computed; torch's own autograd decides what is kep
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -146,14 +147,16 @@ def _micro_step(module: torch.nn.Module, inputs: dict[str, Any], precision: str,
 
 def _compiled(module: torch.nn.Module, inputs: dict[str, Any], knobs: TraceKnobs, recorder: Recorder) -> Any:
     """The module under torch.compile after a first step, which compiles and leaves nothing behind."""
-    from planner.wrappers import compiled  # Inductor takes seconds to import
-
     if any(isinstance(layer, quantized.QuantizedLinear) for layer in module.modules()):
         raise RigplanError("compile: true is not modelled with 4-bit weights yet; use compile: false")
-    run = compiled.apply(module, knobs.capability, recorder)
     recorder.listening = False
     try:
-        _micro_step(run, inputs, knobs.precision, recorder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the compiler would advise does not bear on what it does
+            from planner.wrappers import compiled  # Inductor takes seconds to import
+
+            run = compiled.apply(module, knobs.capability, recorder)
+            _micro_step(run, inputs, knobs.precision, recorder)
     except (DataDependentOutputException, DynamicOutputShapeException, RigplanError):
         raise
     except Exception as error:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
+import torch
 from torch._inductor.codegen.common import REMOVED
 from torch._inductor.codegen.simd_kernel_features import DisableReduction, EnableReduction
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.virtualized import V
+from torch.fx.node import map_arg
 
 from planner.call import Call, TensorSpec
 from planner.recorder import DTYPES
@@ -20,7 +22,8 @@ FUSED = "rigplan.fused.default"
 # their memory traffic: GELU and its gradient, rotary embeddings, softmax, dropout. All others are SIMPLE.
 INSTRUCTIONS = {
     "erf": 34.0, "exp": 6.0, "tanh": 16.0, "sin": 25.0, "cos": 25.0, "log": 8.0, "sigmoid": 8.0, "sqrt": 5.0,
-    "rsqrt": 5.0, "reciprocal": 5.0, "truediv": 5.0, "pow": 16.0, "rand": 40.0, "randn": 60.0,
+    "rsqrt": 5.0, "reciprocal": 5.0, "truediv": 5.0, "pow": 16.0, "rand": 110.0, "randn": 140.0,
+    "online_softmax_reduce": 30.0, "welford_reduce": 12.0,
 }  # fmt: skip
 SIMPLE_INSTRUCTION = 0.3
 # Accesses of one buffer: from where in it to the number of elements touched there.
@@ -108,9 +111,30 @@ def _instructions(nodes: list[Any]) -> int:
     most: dict[str, float] = defaultdict(float)
     for node in nodes:
         elements = math.prod(map(_number, node.group[1]))
-        for name, count in node._body.op_counts.items():
+        for name, count in _operations(node._body).items():
             most[name] = max(most[name], elements * count * INSTRUCTIONS.get(name, SIMPLE_INSTRUCTION))
     return round(sum(most.values()))
+
+
+def _operations(body: Any) -> Counter[str]:
+    """How often each operation stands in a loop's body; reductions by their type."""
+    found: Counter[str] = Counter()
+    for block in (body.root_block, *body.subblocks.values()):
+        for item in _distinct(block.graph):
+            if item.op == "call_method":
+                reduces = item.target == "reduction" and len(item.args) > 3
+                found[str(item.args[3] if reduces else item.target)] += 1
+    return found
+
+
+def _distinct(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The nodes of a graph, those that work out the same from the same once."""
+    firsts: dict[str, torch.fx.Node] = {}
+    same: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        given = map_arg(node.args, lambda item: same.get(item, item))
+        same[node] = firsts.setdefault(f"{node.op} {node.target} {given}", node)
+    return list(firsts.values())
 
 
 def _nodes(schedule: Any) -> list[BaseSchedulerNode]:
@@ -144,5 +168,5 @@ def _number(size: Any) -> int:
     """A size as a number; of one that was left open when compiling, what it was then."""
     if getattr(size, "is_number", True):
         return int(size)
-    sizes = V.graph.sizevars
+    sizes: Any = V.graph.sizevars
     return int((sizes.optimization_hint if hasattr(sizes, "optimization_hint") else sizes.size_hint)(size))

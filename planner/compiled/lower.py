@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch._inductor import compile_fx
 from torch._inductor.debug import DebugContext
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import shape_env_from_inputs
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
@@ -43,7 +45,7 @@ def lower(
     inference = bool(options.get("is_inference", False))
     below_autograd = torch._C._AutoDispatchBelowAutograd()  # whose kernels want a real device under a tensor
     with inductor_for(capability, describe), torch.no_grad(), _disable_current_modes(), below_autograd:
-        compile_fx.view_to_reshape(graph)
+        view_to_reshape(graph)
         compile_fx.fake_tensor_prop(graph, inputs)
         compile_fx._recursive_record_original_output_strides(graph)
         with V.set_fake_mode(mode):
@@ -54,7 +56,7 @@ def lower(
             lowering = GraphLowering(
                 graph,
                 example_inputs=inputs,
-                shape_env=compile_fx.shape_env_from_inputs(inputs),
+                shape_env=shape_env_from_inputs(inputs),
                 graph_id=options.get("graph_id"),
                 is_backward=bool(options.get("is_backward", False)),
                 is_inference=inference,

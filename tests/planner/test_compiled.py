@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from catalog.errors import RigplanError
 from planner import estimate
 from planner.cache import TraceKnobs
 from planner.call import Call, TensorSpec
@@ -105,7 +105,7 @@ def test_every_kernel_of_a_compiled_step_is_launched_by_a_program(compiled: Work
     calls = (events.codes == CALL).nonzero()[0]
     assert len(inside) == 4  # into the forward and out, into the backward and out
     between = [index for index in calls if inside[0] < index < inside[1] or inside[2] < index < inside[3]]
-    assert len(calls) - len(between) <= 1  # the gradient of the loss itself
+    assert len(calls) - len(between) <= 2  # the gradient that backward starts from is eager code's
 
 
 def test_an_answer_names_the_graphs_and_the_time_to_compile() -> None:
@@ -114,16 +114,18 @@ def test_an_answer_names_the_graphs_and_the_time_to_compile() -> None:
     assert answer.strategy.compile
 
 
-@pytest.mark.parametrize(
-    ("gpu", "count", "words"), [("h200-sxm", 2, "several GPUs"), ("titan-rtx", 1, None), ("k80", 1, "Volta")]
-)
-def test_where_compile_is_refused_the_reason_is_told(gpu: str, count: int, words: str | None) -> None:
-    try:
-        machine = resolve(HardwareChoice(gpu, count))
-    except RigplanError:
-        pytest.skip(f"the catalog has no {gpu}")
-    reason = not_possible(Strategy(precision="fp16-mixed", compile=True, micro_batch=1), machine)
-    assert (reason is None) if words is None else (words in (reason or ""))
+def test_several_gpus_are_refused_with_the_reason() -> None:
+    asked = Strategy(compile=True, micro_batch=1)
+    assert "several GPUs" in (not_possible(asked, resolve(HardwareChoice("h200-sxm", 2))) or "")
+    assert not_possible(asked, resolve(HardwareChoice("h200-sxm", 1))) is None
+
+
+def test_gpus_older_than_volta_are_refused_with_the_reason() -> None:
+    machine = resolve(HardwareChoice("titan-rtx", 1))
+    asked = Strategy(precision="fp16-mixed", compile=True, micro_batch=1)
+    assert not_possible(asked, machine) is None
+    older = replace(machine.accelerator, compute_capability=(6, 1))
+    assert "Volta" in (not_possible(asked, replace(machine, accelerator=older)) or "")
 
 
 def test_fp8_products_are_scaled_and_cast_first(compiled: Workload) -> None:
