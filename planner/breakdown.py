@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from planner.collectives import is_collective, size_of
 from planner.cost import Pricing, physical_seconds, point_key
-from planner.explanation import FLOOR, HOST, LINK, ROUNDING, Bound, MemoryRow, TimeRow
+from planner.explanation import FLOOR, HOST, LINK, ROUNDING, SLOWED, Bound, MemoryRow, TimeRow
 from planner.operators import FREE, SHAPE_FIELDS, UNKNOWN, Operator
 from planner.passes.ddp import LAST
 from planner.step import HOST_PHASES, StepTime, phases, priced
@@ -26,8 +26,11 @@ def folded(module: str) -> str:
     return _NUMBER.sub("*", module)
 
 
-def time_rows(workload: Workload, pricing: Pricing, time: StepTime, accumulation: int) -> list[TimeRow]:
-    """The operators, largest first, and what the device waits for; they sum to the step."""
+def time_rows(
+    workload: Workload, pricing: Pricing, time: StepTime, accumulation: int, slowed_s: float = 0.0
+) -> list[TimeRow]:
+    """The operators, largest first, and what the device waits for; they sum to the step. `slowed_s`: what collectives
+    that run beside them take from the operators."""
     costs = priced(workload, pricing)
     points = pricing.profile.points
     exact = [bool(points) and point_key(call, pricing.tf32) in points for call in workload.calls]
@@ -42,7 +45,7 @@ def time_rows(workload: Workload, pricing: Pricing, time: StepTime, accumulation
             group.modules.add(module)
     rows = [_row(pricing, *place, group) for place, group in groups.items()]
     rows.sort(key=lambda row: -row.seconds)
-    return [*rows, *_waits(workload, time, times, sum(row.seconds for row in rows))]
+    return [*rows, *_waits(workload, time, times, sum(row.seconds for row in rows), slowed_s)]
 
 
 @dataclass(slots=True)
@@ -111,11 +114,11 @@ def _shape(operator: Operator) -> dict[str, int]:
 
 
 def _waits(
-    workload: Workload, time: StepTime, times: dict[tuple[int, int, int], int], working_s: float
+    workload: Workload, time: StepTime, times: dict[tuple[int, int, int], int], working_s: float, slowed_s: float
 ) -> list[TimeRow]:
     """What is left of the step: collectives that nothing hides, the host, and a floor where one was reached."""
     exposed = time.exposed_communication_seconds
-    left = time.seconds - working_s - exposed
+    left = time.seconds - working_s - exposed - slowed_s
     sent = [
         (size_of(workload.calls[call]), count)
         for (call, _, _), count in times.items()
@@ -125,6 +128,8 @@ def _waits(
     if exposed > 0:
         moved = sum(size * count for size, count in sent)
         rows.append(_wait(LINK, exposed, sum(count for _, count in sent), moved))
+    if slowed_s > NEGLIGIBLE_S:
+        rows.append(_wait(SLOWED, slowed_s, 0, 0))
     if abs(left) > NEGLIGIBLE_S:
         at_floor = time.seconds == time.floor_seconds
         rows.append(_wait(FLOOR if at_floor else HOST, left, 0, 0))

@@ -23,7 +23,7 @@ from planner.fit import fit
 from planner.machine import Machine
 from planner.passes.table import ALIKE_ON_ALL_RANKS, after_trace
 from planner.spec import Spec
-from planner.step import step_time
+from planner.step import StepTime, step_time
 from planner.strategy import BatchPlan, Strategy, batch_plan, choices, data_parallel, impossible
 from planner.workload import Workload
 
@@ -48,11 +48,7 @@ def evaluate(
     time = None
     start = machine.profile.factor("compile_s") if strategy.compile else 0.0
     if timed:
-        pricing = machine.pricing(tf32=strategy.precision == "tf32")
-        transfer = call_seconds(workload, strategy, machine)
-        time = step_time(
-            workload, pricing, accumulation=batches.accumulation, transfer=transfer, sm_share=sm_share(machine)
-        )
+        time = time_of(workload, strategy, machine, batches, sm_share(machine))
     step = None if time is None else step_answer(time, machine, host_step_range(strategy))
     return Estimate(
         verdict=found.verdict,
@@ -84,6 +80,13 @@ def compiling(workload: Workload, seconds: float) -> tuple[str, ...]:
     return (
         f"torch.compile takes the forward as {breaks}; compiling takes about {seconds:.0f} s before the first step",
     )
+
+
+def time_of(workload: Workload, strategy: Strategy, machine: Machine, batches: BatchPlan, sm_share: float) -> StepTime:
+    """The step of one rank's workload."""
+    pricing = machine.pricing(tf32=strategy.precision == "tf32")
+    transfer = call_seconds(workload, strategy, machine)
+    return step_time(workload, pricing, accumulation=batches.accumulation, transfer=transfer, sm_share=sm_share)
 
 
 def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:
@@ -141,4 +144,4 @@ def calls_of(
     return list(found)
 
 
-__all__ = ["Progress", "calls_of", "evaluate", "knobs_of", "not_possible", "settled"]
+__all__ = ["Progress", "calls_of", "evaluate", "knobs_of", "not_possible", "settled", "time_of"]

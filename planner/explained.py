@@ -9,16 +9,14 @@ from planner import machine as machines
 from planner.answer import Estimate, HardwareUsed
 from planner.breakdown import memory_rows, time_rows
 from planner.cache import Workloads
-from planner.communication import call_seconds
-from planner.evaluate import evaluate, knobs_of, of_rank
+from planner.communication import sm_share
+from planner.evaluate import evaluate, knobs_of, of_rank, time_of
 from planner.explanation import Explanation
 from planner.fit import at_peak, fit
-from planner.money import charged
 from planner.outcome import batches_at
-from planner.question import Combination, How
-from planner.search import MOST_TRACED, Progress, Source, outcomes, plan
+from planner.question import Combination, by_model
+from planner.search import MOST_TRACED, Progress, Source, estimate, plan
 from planner.spec import Spec
-from planner.step import step_time
 from planner.strategy import HardwareChoice, Strategy, choices
 
 
@@ -31,11 +29,9 @@ def explain(
     """
     spec = Spec.load(source)
     found = chosen(spec, rank, profile, progress)
+    spec = next((one for one in by_model(spec) if one.model.name == found.model), spec)
     strategy, choice = combination(spec, found, profile)
-    explained = _explained(spec, strategy, choice, profile, progress)
-    explained = explained.model_copy(
-        update={"estimate": explained.estimate.model_copy(update={"notes": list(found.notes)})}
-    )
+    explained = _explained(spec, found, strategy, choice, profile, progress)
     if not advice:
         return explained
     from planner.advice import advise
@@ -48,13 +44,10 @@ def explain(
 def chosen(spec: Spec, rank: int, profile: str = "", progress: Progress | None = None) -> Estimate:
     """The estimate that is meant: of the only combination, fitting or not, else of one that the plan has ranked."""
     combinations = list(choices(spec))
-    if len(combinations) == 1:
+    if len(combinations) == 1 and not spec.models:
         if rank != 1:
             raise RigplanError(f"--rank: found {rank}, but the spec leaves one combination")
-        outcome = outcomes(spec, combinations, How(whole=True), profile=profile, progress=progress)[0]
-        if isinstance(outcome, str):
-            raise RigplanError(outcome)
-        return outcome
+        return estimate(spec, profile=profile, progress=progress)
     ranked = plan(spec, profile=profile, progress=progress).ranked
     if not ranked:
         raise RigplanError(f"none of the {len(combinations)} combinations works; `rigplan plan` says why")
@@ -73,7 +66,7 @@ def combination(spec: Spec, found: Estimate, profile: str = "") -> Combination:
 
 
 def _explained(
-    spec: Spec, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
+    spec: Spec, found: Estimate, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
 ) -> Explanation:
     machine = machines.resolve(choice, profile)
     batches = batches_at(strategy, machine, strategy.micro_batch or 1)
@@ -81,16 +74,16 @@ def _explained(
     given = spec.training.micro_batch
     read = workloads.at if None not in given and len(given) <= MOST_TRACED else workloads.searched
     traced = read(knobs_of(strategy, machine), batches.micro_batch)
-    estimate = charged(spec, evaluate(spec, strategy, machine, batches, traced))
+    worked_out = evaluate(spec, strategy, machine, batches, traced)
     workload = of_rank(traced, strategy, machine)
-    pricing = machine.pricing(tf32=strategy.precision == "tf32")
-    transfer = call_seconds(workload, strategy, machine)
-    time = step_time(workload, pricing, accumulation=batches.accumulation, transfer=transfer)
+    time = time_of(workload, strategy, machine, batches, sm_share(machine))
+    slowed_s = time.seconds - time_of(workload, strategy, machine, batches, 0.0).seconds
     timeline = fit(workload, strategy, machine, batches.accumulation).timeline
     held, workspace = at_peak(workload, strategy, machine, batches.accumulation, timeline)
+    pricing = machine.pricing(tf32=strategy.precision == "tf32")
     return Explanation(
-        estimate=estimate,
-        time=time_rows(workload, pricing, time, batches.accumulation),
+        estimate=found.model_copy(update={"memory": worked_out.memory, "step": worked_out.step}),
+        time=time_rows(workload, pricing, time, batches.accumulation, slowed_s),
         memory=memory_rows(workload, held, workspace, timeline.peak_allocated_bytes),
     )
 

@@ -15,6 +15,7 @@ Bound = Literal["compute", "memory", "launch", ""]
 
 # Rows that are no operators: what the device waits for.
 HOST, LINK, FLOOR = "waiting for the host", "communication not hidden", "up to the physical floor"
+SLOWED = "slowed by communication"
 BEST = 3  # pieces of advice that are told
 # What memory rows hold besides the categories of the trace.
 ROUNDING = "rounded up by the allocator"
@@ -101,4 +102,4 @@ def best(advice: list[Advice]) -> list[Advice]:
     return taken
 
 
-__all__ = ["FLOOR", "HOST", "LINK", "ROUNDING", "Advice", "Explanation", "MemoryRow", "TimeRow", "best"]
+__all__ = ["FLOOR", "HOST", "LINK", "ROUNDING", "SLOWED", "Advice", "Explanation", "MemoryRow", "TimeRow", "best"]
