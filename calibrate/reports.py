@@ -30,6 +30,31 @@ SAME_ARCHITECTURE = {
     "LLaMA (size not stated, 7B likely)": "llama-7b",  # as the row assumes
     "GPT-2-XL-1.5B": "gpt2-xl",
 }
+# Models told as something other than a preset. DiT's training script encodes images with a frozen autoencoder beside.
+MODULES = {"DiT-XL/2": "examples/models/dit.py:make_xl"}  # from the project's root
+# DeiT-III (Touvron et al. 2022) is a vision transformer whose blocks scale what they add, as BEiT's do without its
+# relative positions; its head reads one token and has the 21,841 classes of ImageNet-21k.
+_DEIT: dict[str, Any] = {
+    "model_type": "beit", "patch_size": 16, "image_size": 224, "num_labels": 21841, "use_mean_pooling": False,
+    "use_absolute_position_embeddings": True, "layer_scale_init_value": 1e-4,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    f"DeiT-III {size}": {
+        **_DEIT,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "patch_size": patch,
+    }
+    for size, width, depth, heads, patch in (
+        ("Tiny", 192, 12, 3, 16),
+        ("Small", 384, 12, 6, 16),
+        ("Base", 768, 12, 12, 16),
+        ("Large", 1024, 24, 16, 16),
+        ("Huge/14", 1280, 32, 16, 14),
+    )
+}
 SAME_MEMORY = {"V100S-32GB": "v100-pcie-32gb"}  # a faster clock on the same memory
 SHARDING = {
     "": "none", "none": "none", "none (DDP)": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3",
@@ -52,6 +77,7 @@ BEFORE_FUSED_ATTENTION = {
     "tatsu-lab/stanford_alpaca": 220,  # 2023-05-16
     "caikit/caikit-nlp": 139,  # 2023-08-22
     "deepspeedai/DeepSpeed": 3168,  # 2023-04
+    "facebookresearch/deit": 198,  # 2022-11; its blocks multiply, take a softmax and multiply
 }
 CHECKPOINTS = ("LLaMA-Factory",)  # unless disable_gradient_checkpointing is set (hparams/model_args.py)
 
@@ -89,10 +115,7 @@ def spec_of(row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
     gpus = int(config.get("n_gpus") or _missing("number of GPUs"))
     adapter, defaults = _adapter(config, task)
     checkpointed, filled = _checkpointing(config)
-    name: str = SAME_ARCHITECTURE.get(str(row["model"]), str(row["model"]))
-    if presets.lookup(name) is None:
-        raise Skipped(f"no preset of {row['model']}")
-    model: dict[str, Any] = {"name": name}
+    model, usual_task = _model(str(row["model"]))
     if adapter is not None:
         model["lora"] = adapter
     if str(config.get("task", "")).startswith("SQuAD"):
@@ -110,7 +133,7 @@ def spec_of(row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
     gpu = str(config["gpu"])
     return {
         "model": model,
-        "data": _lengths(config, presets.find(name).task),
+        "data": _lengths(config, usual_task),
         "training": training,
         "hardware": {"gpu": SAME_MEMORY.get(gpu, gpu), "count": gpus},
     }, defaults + filled
@@ -126,6 +149,18 @@ def judge(row: Row) -> Judged:
     if not isinstance(found, Estimate):
         raise Skipped("leaves several combinations")
     return Judged(row, found, defaults)
+
+
+def _model(name: str) -> tuple[dict[str, Any], str]:
+    """What `model` says in the spec, and the task it is trained for."""
+    if name in MODULES:
+        return {"module": MODULES[name]}, "module"
+    if name in CONFIGS:
+        return {"config": CONFIGS[name], "task": "image-classification"}, "image-classification"
+    preset = presets.lookup(SAME_ARCHITECTURE.get(name, name))
+    if preset is None:
+        raise Skipped(f"no preset of {name}")
+    return {"name": SAME_ARCHITECTURE.get(name, name)}, preset.task
 
 
 def _before_fused_attention(source: str) -> bool:
@@ -192,6 +227,8 @@ def _sharding(config: Mapping[str, Any], gpus: int) -> str:
 
 
 def _lengths(config: Mapping[str, Any], task: str) -> dict[str, int]:
+    if task == "module":
+        return {}  # its factory decides
     if "resolution" in config:
         return {"image_size": int(config["resolution"])}
     if "src_len" in config and task == "seq2seq-lm":

@@ -36,7 +36,7 @@ class Memory(_Part):
     low_bytes: int
     high_bytes: int
     peak_phase: str
-    by_phase: dict[str, int] = {}  # most bytes allocated in load, forward, backward, optimizer and evaluation
+    by_phase: dict[str, int] = {}  # most bytes allocated in load, forward, backward, optimizer, evaluation and save
     by_category: dict[str, int]  # bytes at the peak: weights, gradients, optimizer, activations, logits, ...
     host_bytes: int = 0
     known: Known

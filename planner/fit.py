@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from planner import scratch
+from planner.call import ITEM_BYTES
 from planner.machine import Machine, overheads
 from planner.memory import Scratch, Timeline, Workspace, held_at_peak, replay
 from planner.strategy import Strategy
@@ -18,6 +19,10 @@ from planner.workload import Workload
 
 Verdict = Literal["fits", "borderline", "does-not-fit"]
 Taken = tuple[tuple[Workspace, ...], tuple[scratch.Groups, ...]]
+# Whoever keeps a part of each weight saves a whole model by gathering one weight after another and copying it to the
+# host (torch.distributed.checkpoint.state_dict, cpu_offload; DeepSpeed's consolidated 16-bit weights). Elsewhere
+# torch.save copies what is there: no memory of the GPU.
+GATHERS_TO_SAVE = frozenset({"zero3", "fsdp", "fsdp-grad-op", "hsdp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,8 @@ def fit(workload: Workload, strategy: Strategy, machine: Machine, accumulation: 
     def played(limit: float | None) -> Timeline:
         limit_bytes = None if limit is None else int(limit)
         expandable = strategy.allocator == "expandable"
-        return _replay(workload, _device(strategy, machine), expandable, accumulation, limit_bytes)
+        gathered = _gathered_bytes(workload, strategy)
+        return _replay(workload, _device(strategy, machine), gathered, expandable, accumulation, limit_bytes)
 
     free = played(None)
     low = low_context + int(free.peak_reserved_bytes * (1 - share))
@@ -72,7 +78,7 @@ def at_peak(
     """The blocks that make the peak of `found`, how often each, and bytes of workspaces besides."""
     return held_at_peak(
         workload,
-        _scratch(_device(strategy, machine)),
+        _scratch(_device(strategy, machine), _gathered_bytes(workload, strategy)),
         found.peak_allocated_bytes,
         accumulation=accumulation,
         expandable=strategy.allocator == "expandable",
@@ -83,8 +89,15 @@ def _device(strategy: Strategy, machine: Machine) -> scratch.Device:
     return replace(machine.device, tf32=strategy.precision != "fp32")
 
 
-def _scratch(device: scratch.Device) -> Scratch:
-    return Scratch(scratch.held(device), partial(scratch.during, device=device))
+def _scratch(device: scratch.Device, gathered_bytes: int) -> Scratch:
+    return Scratch(scratch.held(device), partial(scratch.during, device=device), gathered_bytes)
+
+
+def _gathered_bytes(workload: Workload, strategy: Strategy) -> int:
+    """The largest weight, where saving puts weights together."""
+    if strategy.sharding not in GATHERS_TO_SAVE:
+        return 0
+    return max((ITEM_BYTES[item.dtype] * item.elements for item in workload.parameters), default=0)
 
 
 _REPLAYED: dict[tuple[object, ...], tuple[Workload, Timeline]] = {}
@@ -94,17 +107,22 @@ _TAKEN: dict[tuple[int, scratch.Device], tuple[Workload, Taken]] = {}
 def _replay(
     workload: Workload,
     device: scratch.Device,
+    gathered_bytes: int,
     expandable: bool,
     accumulation: int,
     limit: int | None,
 ) -> Timeline:
     """A replay; devices that take the same scratch share it, for nothing else of a device is in it."""
     taken = _taken(workload, device)
-    key = (id(workload), taken, expandable, min(accumulation, 2), limit)
+    key = (id(workload), taken, gathered_bytes, expandable, min(accumulation, 2), limit)
     kept = _REPLAYED.get(key)
     if kept is None:
         timeline = replay(
-            workload, _scratch(device), accumulation=accumulation, expandable=expandable, limit_bytes=limit
+            workload,
+            _scratch(device, gathered_bytes),
+            accumulation=accumulation,
+            expandable=expandable,
+            limit_bytes=limit,
         )
         kept = _REPLAYED[key] = (workload, timeline)
     return kept[1]

@@ -16,6 +16,7 @@ from planner.strategy import HardwareChoice, Strategy, choices, impossible
 
 MEMORY = How(timed=False, whole=True)
 LORA = LoraSpec(r=16, alpha=32, target_modules=("all-linear",))
+QLORA = LORA.model_copy(update={"quantize": "nf4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +146,24 @@ def _tried(
 def _with_lora(
     spec: Spec, found: Estimate, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
 ) -> list[Rung]:
-    if spec.model.lora is not None:
-        return []
-    model: ModelSpec = spec.model.model_copy(update={"lora": LORA})
-    tried = _tried(spec.model_copy(update={"model": model}), [(strategy, choice)], profile, progress)
-    change = "model.lora: {r: 16, alpha: 32, target_modules: [all-linear]}"
-    return [_rung(change, "adapters alone are trained", answer, found) for answer in tried if answer is not None]
+    """Adapters on weights as they are, then on weights in 4 bits; a spec's own adapter is kept."""
+    own = spec.model.lora
+    offers = [("adapters alone are trained", LORA)] if own is None else []
+    if own is None or own.quantize is None:
+        packed = QLORA if own is None else own.model_copy(update={"quantize": "nf4"})
+        offers.append(("adapters on weights rounded to 4 bits", packed))
+    rungs = []
+    for cost, lora in offers:
+        model: ModelSpec = spec.model.model_copy(update={"lora": lora})
+        tried = _tried(spec.model_copy(update={"model": model}), [(strategy, choice)], profile, progress)
+        rungs += [_rung(_told(lora), cost, answer, found) for answer in tried if answer is not None]
+    return rungs
+
+
+def _told(lora: LoraSpec) -> str:
+    packed = "" if lora.quantize is None else f", quantize: {lora.quantize}"
+    targets = ", ".join(lora.target_modules)
+    return f"model.lora: {{r: {lora.r}, alpha: {lora.alpha}, target_modules: [{targets}]{packed}}}"
 
 
 def _on_another_card(

@@ -42,6 +42,7 @@ class Scratch:
     during: Callable[
         [Call], tuple[tuple[int, ...], ...]
     ]  # groups of blocks taken and given back inside a call, in turn
+    gathered_bytes: int = 0  # of sharded weights, put together at once to be saved
 
 
 def replay(
@@ -53,8 +54,8 @@ def replay(
     limit_bytes: int | None = None,
     evaluation: bool = True,
 ) -> Timeline:
-    """Replay load, `STEPS` optimizer steps and an evaluation where there is one. With a limit, the replay stops where
-    torch would run out of memory."""
+    """Replay load, `STEPS` optimizer steps, an evaluation where there is one and a save where that takes memory. With a
+    limit, the replay stops where torch would run out of memory."""
     player = _Player(workload, scratch, Allocator(limit_bytes, expandable=expandable))
     failed = False
     try:
@@ -77,6 +78,8 @@ def _play_all(player: _Player, scratch: Scratch, accumulation: int, evaluation: 
         player.drop_gradients()
     if evaluation and "evaluation" in player.workload.segments:
         player.play("evaluation")
+    if scratch.gathered_bytes:
+        player.save(scratch.gathered_bytes)
 
 
 def held_at_peak(
@@ -165,16 +168,22 @@ class _Player:
                 self._count(block, -1)
         self._end_phase()
 
+    def save(self, gathered_bytes: int) -> None:
+        """Whole weights of a checkpoint, put together in turn and copied to the host."""
+        self.phase = "save"
+        self._pass_through((gathered_bytes,), "temporary")
+        self._end_phase()
+
     def timeline(self, failed: bool) -> Timeline:
         by_category = {name: size for name, size in zip(CATEGORIES, self.at_peak, strict=True) if size}
         return Timeline(self.most, self.allocator.peak_reserved, self.peak_phase, self.peaks, by_category, failed)
 
-    def _pass_through(self, sizes: tuple[int, ...]) -> None:
+    def _pass_through(self, sizes: tuple[int, ...], category: str = "workspace") -> None:
         blocks = [self.allocator.allocate(size) for size in sizes]
-        workspace = CATEGORIES.index("workspace")
-        self.held[workspace] += sum(sizes)
+        kind = CATEGORIES.index(category)
+        self.held[kind] += sum(sizes)
         self._look()
-        self.held[workspace] -= sum(sizes)
+        self.held[kind] -= sum(sizes)
         for block in blocks:
             self.allocator.free(block)
 

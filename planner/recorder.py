@@ -247,11 +247,16 @@ def _grouped_shape(
     return out if aligned == columns else out[..., :columns]
 
 
-def _ctc_shape(log_probs: torch.Tensor, targets: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _ctc_shape(
+    log_probs: torch.Tensor, targets: torch.Tensor, _: Any, target_lengths: Any, *__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """CTC keeps log alpha: a row of twice the longest target plus one for each frame and sample."""
     batch, frames = log_probs.shape[1], log_probs.shape[0]
-    states = 2 * targets.shape[-1] + 1
-    return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, states)
+    longest = targets.shape[-1]  # an upper bound where the lengths are not known: targets may come in a single row
+    if not isinstance(target_lengths, FakeTensor):
+        with unset_fake_temporarily():
+            longest = max(int(length) for length in target_lengths)
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, 2 * longest + 1)
 
 
 def _ctc_gradient(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch.Tensor:

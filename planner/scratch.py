@@ -21,6 +21,10 @@ Groups = tuple[tuple[int, ...], ...]
 # (aten/cuda/CublasHandlePool.cpp); cuBLASLt, which adds a bias in the same kernel, one of its own.
 CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # Hopper and later; before
 CUBLASLT_WORKSPACE = 1 * MIB
+# Bytes at which the rows of a convolution by 1 must start to be read as they are.
+CONVOLUTION_ALIGNMENT, FILTER_GRADIENT_ALIGNMENT = 8, 16
+TILE = 128  # rows and columns of a weight's gradient that one thread block sums
+SLICE_ROWS = 2048  # places below which a sum is not cut further
 RNN_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 PRODUCTS = frozenset({"mm.default", "addmm.default", "bmm.default", "baddbmm.default"})
 RNNS = frozenset({"rigplan.rnn_forward.default"})
@@ -127,8 +131,35 @@ def _convolution_backward(call: Call, device: Device) -> Groups:
     grad, source, weight = call.tensors[:3]
     wanted = call.arguments[-1]
     copied = () if grad.stride is None or _channels_last(grad) else (_bytes(grad),)
-    passes = _transformed(source, grad, weight, call.arguments[1:], device) * sum(map(bool, wanted[:2]))
+    passes: Groups = ()
+    if wanted[0]:
+        passes += _transformed(source, grad, weight, call.arguments[1:], device)
+    if wanted[1]:
+        passes += _filter_gradient(source, grad, weight, call.arguments[1:], device)
     return tuple(copied + blocks for blocks in passes) or ((copied,) if copied else ())
+
+
+def _filter_gradient(
+    source: TensorSpec, grad: TensorSpec, weight: TensorSpec, arguments: tuple[Any, ...], device: Device
+) -> Groups:
+    """A product over all places of all samples, summed in fp32.
+
+    With few tiles of the result, fp32 kernels sum it in slices, as many as fill the device (18 for 128 x 128 x 3 x 3
+    of a U-Net on an H200, here 14). 16-bit kernels slice by other rules; for convolutions by 1 they hold the sum twice
+    (ResNet-50's third stage: 32.63 MiB).
+    """
+    groups = _transformed(source, grad, weight, arguments, device, aligned_bytes=FILTER_GRADIENT_ALIGNMENT)
+    if not groups:
+        return ()
+    sums = 0
+    if weight.dtype == "f32":
+        tiles = -(-weight.shape[0] // TILE) * -(-weight.elements // weight.shape[0] // TILE)
+        slices = min(device.sm_count // tiles, grad.elements // grad.shape[1] // SLICE_ROWS)
+        sums = slices if slices > 1 else 0
+    elif math.prod(weight.shape[2:]) == 1:
+        sums = 2
+    ((size,),) = groups
+    return ((size + sums * weight.elements * ITEM_BYTES["f32"],),)
 
 
 def _rnn(call: Call, _: Device) -> Groups:
@@ -143,7 +174,12 @@ def _rnn(call: Call, _: Device) -> Groups:
 
 
 def _transformed(
-    source: TensorSpec, result: TensorSpec, weight: TensorSpec, arguments: tuple[Any, ...], device: Device
+    source: TensorSpec,
+    result: TensorSpec,
+    weight: TensorSpec,
+    arguments: tuple[Any, ...],
+    device: Device,
+    aligned_bytes: int = CONVOLUTION_ALIGNMENT,
 ) -> Groups:
     """Input, output and weights with channels last and padded to 16 bytes: one block. `arguments` start at the input.
 
@@ -159,7 +195,7 @@ def _transformed(
         return ()
     pointwise = math.prod(weight.shape[2:]) == 1
     image_bytes = math.prod(source.shape[2:]) * ITEM_BYTES[source.dtype]
-    if pointwise and math.prod(stride) == 1 and image_bytes % 8 == 0:
+    if pointwise and math.prod(stride) == 1 and image_bytes % aligned_bytes == 0:
         return ()
     kernel = 0 if pointwise else _padded_bytes(weight)
     return ((_padded_bytes(source) + _padded_bytes(result) + kernel,),)

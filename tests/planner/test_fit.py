@@ -57,3 +57,13 @@ def test_data_parallel_buckets_cost_a_copy_of_the_gradients(workload: Workload) 
     alone, replicated = (fit(ddp.apply(workload, ranks), Strategy(), machine, 1) for ranks in (1, 8))
     more = replicated.timeline.peak_allocated_bytes - alone.timeline.peak_allocated_bytes
     assert more == pytest.approx(4 * workload.trainable_count, abs=2 * MIB)  # what the allocator leaves unsplit
+
+
+def test_a_sharded_model_is_saved_weight_by_weight(workload: Workload) -> None:
+    machine = machines.resolve(HardwareChoice("h200-sxm"))
+    alone, sharded = (fit(workload, Strategy(sharding=name), machine, 1).timeline.peaks for name in ("none", "fsdp"))
+    assert "save" not in alone
+    states = 3 * 4 * workload.parameter_count  # weights and AdamW's two states, in fp32
+    largest = 4 * MODEL["vocab_size"] * MODEL["hidden_size"]  # type: ignore[operator]
+    assert sharded["save"] - states - largest == pytest.approx(66 * MIB, abs=3 * MIB)  # cuBLAS, inputs and buffers
+    assert sharded["save"] < sharded["backward"]

@@ -37,6 +37,20 @@ def test_the_rungs_are_estimates_of_their_own_and_tell_what_they_save() -> None:
     assert any(change.startswith("gpu: ") for change in rungs)
 
 
+def test_adapters_are_offered_on_whole_weights_and_on_weights_in_4_bits() -> None:
+    llama = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "vocab_size": 512,
+    }  # fmt: skip
+    asked = Spec.load({**spec({"micro_batch": 1}, TIGHT), "model": {"config": llama, "task": "causal-lm"}})
+    found = planner.fits(asked)
+    assert isinstance(found, Estimate)
+    whole, packed = [rung for rung in climb(asked, found) if rung.change.startswith("model.lora: ")]
+    assert packed.change.endswith("quantize: nf4}")
+    weights = [rung.estimate.memory.by_category["weights"] for rung in (whole, packed)]
+    assert weights[1] < weights[0]
+
+
 def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
     found = planner.fits(tight())
     assert isinstance(found, Estimate)

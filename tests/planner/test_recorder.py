@@ -75,3 +75,15 @@ def test_a_second_gradient_is_added_into_the_first() -> None:
     born = events.codes.tolist().count(ALLOCATE)
     assert len(sums) == 1  # forward and backward sums are one kind of call
     assert born == len({int(v) for c, v in zip(events.codes, events.values, strict=True) if c == ALLOCATE})
+
+
+def test_ctc_keeps_a_row_as_long_as_the_longest_target_of_a_sample() -> None:
+    """(2 x target + 1) log probabilities a frame and sample, also when all targets come in one row."""
+    frames, lengths = torch.tensor([50, 50]), torch.tensor([5, 7])
+
+    def loss() -> torch.Tensor:
+        log_probs = torch.empty(50, 2, 20)
+        return torch.nn.functional.ctc_loss(log_probs, torch.empty(12, dtype=torch.long), frames, lengths)
+
+    recorder, _ = _recorded(loss)
+    assert 4 * 2 * 50 * (2 * 7 + 1) in recorder.block_bytes

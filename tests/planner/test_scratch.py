@@ -35,6 +35,25 @@ def test_cudnn_copies_what_a_convolution_reads_and_writes(call: Call, mebibytes:
     assert size / MIB == pytest.approx(mebibytes, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "source", "weight", "pad", "mebibytes", "within"),
+    [
+        # ResNet-50's third stage on an H200: rows of 14 x 14 values are not aligned to 16 bytes.
+        ("bf16", (64, 256, 14, 14), (1024, 256, 1, 1), 0, (32.625,), 1e-3),
+        # A U-Net's backward pass peaks in this call, 10.27 MiB above the copies: 18 slices of 0.5625 MiB, here 14.
+        ("f32", (32, 128, 64, 64), (128, 128, 3, 3), 1, (128.563, 138.83), 2.4),
+    ],
+)
+def test_the_gradient_of_a_filter_is_summed_in_fp32(
+    dtype: str, source: tuple[int, ...], weight: tuple[int, ...], pad: int, mebibytes: tuple[float, ...], within: float
+) -> None:
+    forward = _convolution(dtype, source, weight, (source[0], weight[0], *source[2:]), 1, pad)
+    image, filters, _, *settings = forward.arguments
+    asked = (forward.results[0], image, filters, None, *settings, (True, True, False))
+    found = scratch.during(Call("convolution_backward.default", asked, (), (image, filters)), H200)
+    assert [sum(group) / MIB for group in found] == pytest.approx(mebibytes, abs=within)
+
+
 def test_an_aligned_convolution_by_one_and_full_fp32_need_no_copies() -> None:
     pointwise = _convolution("bf16", (64, 256, 56, 56), (64, 256, 1, 1), (64, 64, 56, 56), 1, 0)
     assert scratch.during(pointwise, H200) == ()
