@@ -133,7 +133,7 @@ def held_out_errors(samples: Samples, at: Rates, lower: tuple[Curve, ...] = (), 
     for part in range(folds):
         out = order[part::folds]
         kept = np.setdiff1d(order, out)
-        curve: Curve = fit_residual(samples.take(kept), names[kept], residual[kept])
+        curve: Curve = fit_residual(samples.take(kept), names[kept], residual[kept], at)
         errors[out] = np.abs(curve.log_factor(names[out], samples.shape[out], samples.work[out]) - residual[out])
     return errors
 

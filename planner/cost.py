@@ -17,9 +17,9 @@ from catalog.accelerator import Accelerator
 from catalog.profile import Factor, Profile, Samples, curve_dtype
 from catalog.store import accelerator as catalog_accelerator
 from planner.call import Call
-from planner.curve import Curve, below, fit
+from planner.curve import Curve, below, fit, log_seconds
 from planner.operators import FREE, SHAPE_FIELDS, UNKNOWN, Operator, describe
-from planner.roofline import PEAK_NAMES, Numbers, Rates, base_seconds, rates
+from planner.roofline import PEAK_NAMES, Numbers, Rates, rates
 
 Known = Literal["measured", "transferred", "prior", "ideal"]
 
@@ -167,25 +167,16 @@ def _seconds(kind: str, dtype: str, operators: list[Operator], machine: Pricing)
     )
     names = np.asarray([item.variant for item in operators])
     curves, at = machine.curves(asked, dtype), machine.rates()
-    found = _priced(asked, dtype, names, shape, work, curves, at)
+    found = np.exp(log_seconds(asked, dtype, names, shape, work, curves, at))
     owner, smaller, less, halvings = _halvings(asked, shape, work)
     if len(owner) == 0:
         return found
-    model = base_seconds(asked, dtype, names[owner], smaller, less, at)
-    kept = np.flatnonzero(model * np.exp(sum(curve.largest for curve in curves)) > found[owner])
+    most = log_seconds(asked, dtype, names[owner], smaller, less, curves, at, largest=True)
+    kept = np.flatnonzero(np.exp(most) > found[owner])
     owner = owner[kept]
-    halves = _priced(asked, dtype, names[owner], smaller[kept], less[kept], curves, at)
+    halves = np.exp(log_seconds(asked, dtype, names[owner], smaller[kept], less[kept], curves, at))
     np.maximum.at(found, owner, halves * RISING ** halvings[kept])
     return found
-
-
-def _priced(
-    kind: str, dtype: str, names: NDArray[np.str_], shape: Numbers, work: Numbers, curves: tuple[Curve, ...], at: Rates
-) -> Numbers:
-    log_seconds = np.log(base_seconds(kind, dtype, names, shape, work, at))
-    for curve in curves:
-        log_seconds = log_seconds + curve.log_factor(names, shape, work)
-    return np.exp(log_seconds)
 
 
 def _known(curves: tuple[Curve, ...], machine: Pricing) -> Known:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 from catalog.profile import Samples
-from planner.roofline import Numbers, Rates, base_seconds, narrow
+from planner.roofline import COMPUTE, Numbers, Rates, base_seconds, narrow, transferred_seconds
 
 LARGEST_LOG_FACTOR = float(np.log(12.0))
 """An interpolated factor never leaves this range: no shape is more than 12 times off a sound model."""
@@ -46,6 +46,7 @@ class Curve:
     """Samples of one kind and dtype, ready to be asked. In double precision: the weights cancel."""
 
     samples: Samples
+    at: Rates
     centre: Numbers
     scales: Numbers
     points: Numbers
@@ -75,20 +76,49 @@ def below(samples: Samples, curves: Mapping[str, tuple[Samples, ...]]) -> tuple[
 
 def fit(samples: Samples, rates: Rates, below: tuple[Curve, ...] = ()) -> Curve:
     """A curve through samples of one device, on top of what the curves below it already say."""
-    return fit_residual(samples, *residual_of(samples, rates, below))
+    return fit_residual(samples, *residual_of(samples, rates, below), rates)
 
 
 def residual_of(samples: Samples, rates: Rates, below: tuple[Curve, ...] = ()) -> tuple[NDArray[np.str_], Numbers]:
     """(variant names, log of seconds over what the analytic model and the curves below say)."""
     names = np.asarray(samples.variants)[samples.variant]
-    model = base_seconds(samples.kind, samples.dtype, names, samples.shape, samples.work, rates)
-    residual: Numbers = np.log(samples.seconds / model)
-    for curve in below:
-        residual = residual - curve.log_factor(names, samples.shape, samples.work)
+    model = log_seconds(samples.kind, samples.dtype, names, samples.shape, samples.work, below, rates)
+    residual: Numbers = np.log(samples.seconds) - model
     return names, residual
 
 
-def fit_residual(samples: Samples, names: NDArray[np.str_], residual: Numbers) -> Curve:
+def log_seconds(
+    kind: str,
+    dtype: str,
+    variants: NDArray[np.str_],
+    shape: Numbers,
+    work: Numbers,
+    curves: tuple[Curve, ...],
+    at: Rates,
+    *,
+    largest: bool = False,
+) -> Numbers:
+    """Logarithm of seconds by the analytic model and the curves on it; the `largest` that the curves allow.
+
+    What a relative's curves say of streams is brought from its rates to these; of products it holds for the share of
+    the ceiling, which is each device's own.
+    """
+
+    def on_top(result: Numbers, some: list[Curve]) -> Numbers:
+        for curve in some:
+            result = result + (curve.largest if largest else curve.log_factor(variants, shape, work))
+        return result
+
+    own = [curve for curve in curves if curve.at.device == at.device]
+    theirs = [curve for curve in curves if curve.at.device != at.device]
+    other = theirs[0].at if theirs and kind not in COMPUTE else at
+    result = on_top(np.log(base_seconds(kind, dtype, variants, shape, work, other)), theirs)
+    if other is not at:
+        result = np.log(transferred_seconds(np.exp(result), work, other, at))
+    return on_top(result, own)
+
+
+def fit_residual(samples: Samples, names: NDArray[np.str_], residual: Numbers, at: Rates) -> Curve:
     tuning = {**DEFAULT_TUNING, **{key: value for key, value in samples.tuning.items() if key != "lengths"}}
     raw = coordinates(samples, names, samples.shape, samples.work)
     lengths = np.asarray(samples.tuning.get("lengths", ()), dtype=np.float64)
@@ -104,7 +134,7 @@ def fit_residual(samples: Samples, names: NDArray[np.str_], residual: Numbers) -
     spread = RANGE_EXTRA * float(residual.max() - residual.min()) + RANGE_EXTRA
     lowest = max(-LARGEST_LOG_FACTOR, float(residual.min()) - spread)
     largest = min(LARGEST_LOG_FACTOR, float(residual.max()) + spread)
-    return Curve(samples, centre, scales, points, weights, tuning, lowest, largest)
+    return Curve(samples, at, centre, scales, points, weights, tuning, lowest, largest)
 
 
 def coordinates(samples: Samples, variants: NDArray[np.str_], shape: Numbers, work: Numbers) -> Numbers:

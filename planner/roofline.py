@@ -33,16 +33,26 @@ FEW_CHANNELS = 8
 """Images of fewer channels are padded to as many."""
 DEFAULT_SM_COUNT = 108
 DEFAULT_L2_BYTES = 40 * 2**20
+DEFAULT_CLOCK_HZ = 1.7e9
+OVERLAP = 2.0
+"""Limits add up to this power: two that a kernel meets at once cost less than their sum and more than the larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """What the analytic model needs to know of a device."""
 
+    device: str
     ceiling: Ceiling
     sm_count: int
     l2_bytes: float
     factors: Mapping[str, Factor]
+    clock_hz: float = DEFAULT_CLOCK_HZ
+
+    @property
+    def cycles_per_s(self) -> float:
+        """Of all multiprocessors together: what kernels that wait for instructions, not bytes, go by."""
+        return self.sm_count * self.clock_hz
 
     def flop_per_s(self, dtype: str) -> float:
         return self.ceiling.rate(PEAK_NAMES.get(dtype, "fp32"))
@@ -55,10 +65,12 @@ class Rates:
 def rates(accelerator: Accelerator, factors: Mapping[str, Factor] | None = None) -> Rates:
     """Ceilings and sizes of a device; factors default to the shipped priors."""
     return Rates(
+        accelerator.name,
         ceiling(accelerator),
         accelerator.sm_count or DEFAULT_SM_COUNT,
         float(accelerator.l2_bytes or DEFAULT_L2_BYTES),
         prior_factors() if factors is None else factors,
+        accelerator.boost_clock_hz or DEFAULT_CLOCK_HZ,
     )
 
 
@@ -81,6 +93,23 @@ def base_seconds(
         share = np.where(np.char.find(variants, "backward") >= 0, at.factor("prior_layer_norm_backward"), share)
     beside = BESIDE[kind](dtype, variants, shape, work, at) if kind in BESIDE else 0.0
     result: Numbers = at.factor("kernel_launch_s") + np.maximum(arithmetic, memory / share) + beside
+    return result
+
+
+def transferred_seconds(seconds: Numbers, work: Numbers, theirs: Rates, at: Rates) -> Numbers:
+    """Seconds here of streams that took `seconds` on another device.
+
+    As much of the time as moving the bytes explains goes by the bandwidths, the rest by the multiprocessors' cycles.
+    """
+    moved = work[:, 1] + work[:, 2]
+    there = np.maximum(memory_seconds(moved, theirs), 1e-12)
+    launch = theirs.factor("kernel_launch_s")
+    busy = np.maximum(seconds - launch, 0.05 * seconds)
+    share = np.minimum(there / busy, 1.0)
+    slower = memory_seconds(moved, at) / there
+    cycles = theirs.cycles_per_s / at.cycles_per_s
+    parts = (share * slower) ** OVERLAP + (1.0 - share**OVERLAP) * cycles**OVERLAP
+    result: Numbers = (seconds - busy) + busy * parts ** (1.0 / OVERLAP)
     return result
 
 

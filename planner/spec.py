@@ -50,7 +50,7 @@ Task = Literal[
     "module",
 ]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
-Precision = Literal["fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp8-mixed"]
+Precision = Literal["fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16", "fp8-mixed"]
 Optimizer = Literal["adamw", "adam", "sgd", "adafactor", "lion", "adamw-8bit", "muon"]
 OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
 Checkpointing = Literal["none", "full", "selective"]

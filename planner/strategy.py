@@ -190,12 +190,20 @@ _OFFLOADS = {
     "hsdp": {"all"},
 }
 # the dtype whose dense peak a precision needs; where the catalog rates none, the GPU has no units for it
-_NEEDS = {"tf32": "tf32", "bf16-mixed": "bf16", "bf16": "bf16", "fp16-mixed": "fp16", "fp8-mixed": "fp8"}
+_NEEDS = {
+    "tf32": "tf32",
+    "bf16-mixed": "bf16",
+    "bf16": "bf16",
+    "fp16-mixed": "fp16",
+    "fp16": "fp16",
+    "fp8-mixed": "fp8",
+}
 _INSTEAD = {
     "tf32": "fp32",
     "bf16-mixed": "fp16-mixed",
     "bf16": "fp16-mixed",
     "fp16-mixed": "fp32",
+    "fp16": "fp32",
     "fp8-mixed": "bf16-mixed",
 }
 
@@ -242,6 +250,8 @@ def _tensor_parallel(strategy: Strategy, hardware: HardwareChoice) -> str | None
 
 
 def _sharding(strategy: Strategy, hardware: HardwareChoice) -> str | None:
+    if strategy.precision == "fp16" and strategy.sharding in ("fsdp", "fsdp-grad-op", "hsdp"):
+        return f"{strategy.sharding} keeps fp32 weights and casts them, precision fp16 keeps fp16 ones; use fp16-mixed"
     if strategy.sharding != "hsdp":
         return None
     if hardware.nodes == 1:

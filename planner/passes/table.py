@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.collectives import Mesh
-from planner.passes import ddp, fp8, offload, zero
+from planner.passes import ddp, fp8, half, offload, zero
 from planner.strategy import HardwareChoice, Strategy, data_parallel
 from planner.workload import Workload
 
@@ -26,8 +26,9 @@ ZERO = ("zero1", "zero2", "zero3")
 TRACED_ALONE = ("none", "zero1", "zero2")
 # DeepSpeed computes with weights in the low dtype; its fp32 copies are the pass's.
 LOW = {"bf16-mixed": "bf16", "fp16-mixed": "bf16"}
-# What is traced for precisions that differ from it in the rate of their products alone.
-TRACED_AS = {"fp8-mixed": "bf16-mixed", "tf32": "fp32"}
+FP16 = ("fp16", "fp16-mixed")
+# What is traced for precisions that differ from it in the rate of their products alone, or in a dtype's name.
+TRACED_AS = {"fp8-mixed": "bf16-mixed", "tf32": "fp32", "fp16": half.TRACED}
 
 
 def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
@@ -55,6 +56,10 @@ def after_trace(workload: Workload, strategy: Strategy, hardware: HardwareChoice
     """The workload of one rank with what its precision, its sharding and its offload add after the trace."""
     if strategy.precision == "fp8-mixed":
         workload = fp8.apply(workload)
+    if strategy.precision in FP16 and trace_precision(strategy, hardware) == half.TRACED:
+        workload = half.as_fp16(workload)
     if strategy.offload != "none":
         return offload.PASSES[strategy.sharding](workload, data_parallel(strategy, hardware), strategy.offload)
+    if strategy.precision == "fp16" and (strategy.sharding == "none" or data_parallel(strategy, hardware) == 1):
+        workload = zero.whole(workload)
     return PASSES[strategy.sharding](workload, data_parallel(strategy, hardware))

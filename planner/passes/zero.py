@@ -53,6 +53,18 @@ def apply(workload: Workload, ranks: int, stage: int) -> Workload:
     return replace(grown, calls=writer.calls, segments=segments, parameters=parameters)
 
 
+def whole(workload: Workload) -> Workload:
+    """One rank that keeps fp32 copies of its low-precision weights with the states, and steps them flat."""
+    elements = workload.trainable_count
+    grown, load = ddp.born_at_load(
+        workload, [elements * 4, state_bytes(workload) * (4 // _item(workload))], "optimizer"
+    )
+    writer = Writer(workload.calls)
+    grown, step = _step(grown, writer, elements, elements * 4, None)
+    segments = {**workload.segments, "load": load, "optimizer_first": step, "optimizer": step}
+    return replace(grown, calls=writer.calls, segments=segments)
+
+
 def partitioned(workload: Workload, ranks: int) -> Workload:
     """Stage 3 of a workload that was traced under FSDP2 with weights in the computing dtype (see `sharding_of`)."""
     if ranks == 1:

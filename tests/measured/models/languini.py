@@ -1,0 +1,80 @@
+"""Languini Kitchen's GPT in its sizes: attention written out, untied embeddings, biases everywhere, no dropout.
+
+Sizes and parameter counts as in its throughput sweep: 27,549,696 (mini) to 1,478,160,384 (xl).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCABULARY, LENGTH = 16384, 512
+Made = tuple[nn.Module, dict[str, Tensor]]
+
+
+class Attention(nn.Module):
+    mask: Tensor
+
+    def __init__(self, width: int, heads: int, head_size: int) -> None:
+        super().__init__()
+        self.heads, self.head_size = heads, head_size
+        self.query = nn.Linear(width, heads * head_size)
+        self.key = nn.Linear(width, heads * head_size)
+        self.value = nn.Linear(width, heads * head_size)
+        self.out = nn.Linear(heads * head_size, width)
+        self.register_buffer("mask", torch.tril(torch.ones(LENGTH, LENGTH, dtype=torch.bool)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        shape = (batch, length, self.heads, self.head_size)
+        query, key, value = (layer(x).view(shape).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        scores = query @ key.transpose(2, 3) / math.sqrt(self.head_size)
+        weights = functional.softmax(scores.masked_fill(~self.mask, -1e4), dim=-1)
+        return self.out((weights @ value).transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, head_size: int) -> None:
+        super().__init__()
+        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, head_size)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.before_attention(x))
+        return x + self.mlp(self.before_mlp(x))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers: int, width: int, heads: int, head_size: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+        self.blocks = nn.ModuleList(Block(width, heads, head_size) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(LENGTH, device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x)).view(-1, VOCABULARY), labels.view(-1))
+
+
+def _size(layers: int, width: int, heads: int, head_size: int) -> Callable[[int], Made]:
+    def make(batch_size: int) -> Made:
+        tokens = torch.zeros(batch_size, LENGTH, dtype=torch.long)
+        return Gpt(layers, width, heads, head_size), {"tokens": tokens, "labels": tokens}
+
+    return make
+
+
+mini = _size(4, 512, 8, 32)
+tiny = _size(4, 768, 12, 64)
+small = _size(12, 768, 12, 64)
+medium = _size(24, 1024, 16, 64)
+large = _size(24, 1536, 16, 96)
+xl = _size(24, 2048, 24, 128)
