@@ -57,6 +57,9 @@ def ceiling(accelerator: Accelerator) -> Ceiling:
             rates[dtype] = rates[NATIVE_BF16]
         else:
             rates[dtype] = peak * float(shares.get(dtype, shares.get(nearest, data["shares"]["default"]["fp16"])))
+    for dtype, a_watt in data["a_watt"].get(accelerator.rate_class, {}).items():
+        if dtype in rates and dtype not in published and accelerator.tdp_w:
+            rates[dtype] = min(rates[dtype], parse_flop_rate(a_watt) * accelerator.tdp_w)
     if NATIVE_BF16 not in rates and accelerator.vendor == "NVIDIA" and "fp32" in rates:
         rates[NATIVE_BF16] = rates["fp32"] * float(data["emulated_bf16_of_fp32"]["value"])
     # A ceiling above the datasheet (clocks above the rated boost) is kept: the physical floor uses the larger.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from catalog.accelerator import Accelerator
 from catalog.errors import RigplanError
 from catalog.store import DATA, load_yaml
+from catalog.store import accelerator as store_accelerator
 
 PROFILES = DATA / "profiles"
 Known = Literal["measured", "transferred", "prior"]
@@ -188,10 +189,11 @@ def relatives(accelerator: Accelerator) -> tuple[str, ...]:
 def resolve(accelerator: Accelerator, profile: str = "") -> tuple[Profile, Known]:
     """The profile to price this device with: a file's, its own, or one put together from its relatives.
 
-    Every kind and dtype that any relative was timed in gets a curve: the nearest relative's, then the device's own
-    samples on top of it. Raises RigplanError when `profile` names a file that is none.
+    Every kind and dtype that any relative was timed in gets a curve: a measured relative's first, then that of the
+    nearest one of the same compute capability, then the device's own samples, each on top of those below. Raises RigplanError when `profile` names a file that is none.
     """
     mine = load(Path(profile)) if profile else own(accelerator.name)
+    own_curves = mine.curves if mine else {}
     chain = [found for name in relatives(accelerator) if (found := own(name)) is not None]
     chain.sort(key=lambda found: found.known != "measured")
     curves: dict[str, tuple[Samples, ...]] = {}
@@ -201,7 +203,11 @@ def resolve(accelerator: Accelerator, profile: str = "") -> tuple[Profile, Known
                 continue
             if key not in curves and found.accelerator != accelerator.name:
                 curves[key] = layers[-1:]
-    for key, layers in (mine.curves if mine else {}).items():
+    near = next((found for found in chain if found.known != "measured" and _alike(found, accelerator)), None)
+    for key, layers in (near.curves if near else {}).items():
+        if key not in PUBLISHED_STREAMS and key not in own_curves and curves[key][0].device != layers[-1].device:
+            curves[key] = (*curves[key], *layers[-1:])
+    for key, layers in own_curves.items():
         below = () if mine and mine.known == "measured" else curves.get(key, ())
         curves[key] = (*below, *layers[-1:])
     known: Known = "prior"
@@ -222,6 +228,11 @@ def resolve(accelerator: Accelerator, profile: str = "") -> tuple[Profile, Known
         residuals=mine.residuals if mine else {},
     )
     return built, known
+
+
+def _alike(found: Profile, accelerator: Accelerator) -> bool:
+    other = store_accelerator(found.accelerator)
+    return other.name != accelerator.name and other.compute_capability == accelerator.compute_capability
 
 
 def _measured_factors(chain: list[Profile]) -> Mapping[str, Factor]:

@@ -100,22 +100,19 @@ def log_seconds(
 ) -> Numbers:
     """Logarithm of seconds by the analytic model and the curves on it; the `largest` that the curves allow.
 
-    What a relative's curves say of streams is brought from its rates to these; of products it holds for the share of
-    the ceiling, which is each device's own.
+    What a relative's curves say of streams is brought from its rates to the next one's and at last to these; of
+    products it holds for the share of the ceiling, which is each device's own.
     """
-
-    def on_top(result: Numbers, some: list[Curve]) -> Numbers:
-        for curve in some:
-            result = result + (curve.largest if largest else curve.log_factor(variants, shape, work))
-        return result
-
-    own = [curve for curve in curves if curve.at.device == at.device]
-    theirs = [curve for curve in curves if curve.at.device != at.device]
-    other = theirs[0].at if theirs and kind not in COMPUTE else at
-    result = on_top(np.log(base_seconds(kind, dtype, variants, shape, work, other)), theirs)
-    if other is not at:
-        result = np.log(transferred_seconds(np.exp(result), work, other, at))
-    return on_top(result, own)
+    device = curves[0].at if curves and kind not in COMPUTE else at
+    result: Numbers = np.log(base_seconds(kind, dtype, variants, shape, work, device))
+    for curve in curves:
+        if kind not in COMPUTE and curve.at.device != device.device:
+            result = np.log(transferred_seconds(np.exp(result), work, device, curve.at))
+            device = curve.at
+        result = result + (curve.largest if largest else curve.log_factor(variants, shape, work))
+    if device.device != at.device:
+        result = np.log(transferred_seconds(np.exp(result), work, device, at))
+    return result
 
 
 def fit_residual(samples: Samples, names: NDArray[np.str_], residual: Numbers, at: Rates) -> Curve:

@@ -159,15 +159,18 @@ def _matmul(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Number
 
 
 def _penalty(aligned: Numbers, dtype: str, at: Rates) -> Numbers:
-    """How much longer a product takes whose rows are not 16-byte aligned; fp32 kernels load single elements anyway."""
+    """How much longer a product takes whose rows are not 16-byte aligned: its kernels load few elements at a time, at
+    so many FLOP a cycle, which slower tensor cores hardly notice; fp32 kernels load single elements anyway."""
     if dtype == "f32":
         return np.ones(len(aligned))
     worst = aligned.min(axis=1)
-    result: Numbers = np.select(
+    names = ("tf32",) * 3 if dtype == "tf32" else ("8_bytes", "4_bytes", "2_bytes")
+    a_cycle = np.select(
         [worst >= 16, worst >= 8, worst >= 4],
-        [1.0, at.factor("prior_misaligned_8_bytes"), at.factor("prior_misaligned_4_bytes")],
-        at.factor("prior_misaligned_2_bytes"),
+        [np.inf, at.factor(f"prior_misaligned_{names[0]}"), at.factor(f"prior_misaligned_{names[1]}")],
+        at.factor(f"prior_misaligned_{names[2]}"),
     )
+    result: Numbers = np.maximum(1.0, at.flop_per_s(dtype) / (a_cycle * at.cycles_per_s))
     return result
 
 
