@@ -39,10 +39,19 @@ def group_norm(variant: str, call: Call) -> Operator:
 
 
 def batch_norm(variant: str, call: Call) -> Operator:
+    """torch gives bf16 to its own kernels and other dtypes to cuDNN's, which are twice as fast (Normalization.cpp)."""
+    if _by_cudnn(call):
+        variant = variant.replace("native_", "cudnn_")
     source = call.tensors[0]
     channels = source.shape[1] if len(source.shape) > 1 else source.shape[0]
     shape = (source.shape[0], channels, positions(source), channels_last(source))
     return by_bytes("batch_norm", variant, call, shape)
+
+
+def _by_cudnn(call: Call) -> bool:
+    """Whether cuDNN normalises: neither tensor nor weights in bf16, and no fp16 weights."""
+    dtypes = [spec.dtype for spec in call.tensors]
+    return "bf16" not in dtypes and not (dtypes[0] == "f16" and "f32" not in dtypes)
 
 
 def softmax(variant: str, call: Call) -> Operator:
