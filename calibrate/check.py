@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from calibrate import published
 from catalog.errors import RigplanError
 from planner.workers import forked
 
@@ -30,9 +31,11 @@ QUANTITIES = {
     "optimizer": ("step", "optimizer_seconds", "optimizer_seconds"),
     "peak allocated": ("memory", "peak_allocated_bytes", "peak_allocated_bytes"),
     "peak reserved": ("memory", "peak_reserved_bytes", "peak_reserved_bytes"),
+    "device memory": ("memory", "device_bytes", "device_bytes"),
 }
 TIMES = ("step", *PHASES)
-PEAKS = ("peak allocated", "peak reserved")
+PEAKS = ("peak allocated", "peak reserved", "device memory")
+GRADIENTS = "gradient_seconds"  # a record's forward and backward together, without an optimizer step
 CSV_NUMBERS = ("host_seconds", *(field for _, _, field in QUANTITIES.values()))
 WORST = 12  # cases named one by one
 WORKERS = 2  # each holds torch, about a gigabyte, while it traces
@@ -58,6 +61,7 @@ class Comparison:
     verdict: str
     out_of_memory: bool
     known: str
+    source: str = ""
 
     def error(self, quantity: str = "step") -> float:
         """Signed, relative to what was measured."""
@@ -84,10 +88,14 @@ class Comparison:
 
 
 def read(path: Path) -> list[Record]:
-    """Records of `calibrate train`, or of a CSV with `spec` (JSON, or a path beside it) and `step_seconds`."""
+    """Records of `calibrate train`, of a published table, or of a CSV with `spec` (JSON, or a path beside it) and
+    `step_seconds`."""
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8", newline="") as file:
-            return [_from_csv(row, path) for row in csv.DictReader(file)]
+            rows = csv.DictReader(file)
+            if published.schema(rows.fieldnames or ()):
+                return published.records(rows)
+            return [_from_csv(row, path) for row in rows]
     records = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -156,10 +164,10 @@ def _mapped(
 
 def _compare(record: Record, profile: str, estimate: Estimator | None) -> Comparison | LeftOut:
     name, oom = str(record.get("name", "?")), bool(record.get("oom"))
-    if not record.get("step_seconds") and not oom:
+    if not record.get("step_seconds") and not record.get(GRADIENTS) and not oom:
         return name, str(record.get("message") or record.get("error") or "no step time")
     try:
-        ask = estimate or importlib.import_module("planner.search").estimate
+        ask = estimate or partial(importlib.import_module("planner.search").estimate, read_off=True)
         return _comparison(name, record, ask(_limited(record), profile=profile, timed=not oom))
     except RigplanError as error:
         return name, str(error)
@@ -181,6 +189,8 @@ def _comparison(name: str, record: Record, answer: Any) -> Comparison:
         for quantity, (part, field, measured) in QUANTITIES.items()
         if record.get(measured) and not record.get("oom")
     }
+    if record.get(GRADIENTS):
+        pairs["step"] = (step.forward_seconds + step.backward_seconds, float(record[GRADIENTS]))
     model = spec.get("model", {}) if isinstance(spec, Mapping) else {}
     config = model.get("config") if isinstance(model.get("config"), Mapping) else {}
     named = record.get("family") or (config or {}).get("model_type") or model.get("name") or model.get("module")
@@ -189,20 +199,22 @@ def _comparison(name: str, record: Record, answer: Any) -> Comparison:
     knobs += ["accumulation"] if (strategy.accumulation or 1) > 1 else []
     knobs += ["compile"] if strategy.compile else []
     host = record.get("host_seconds")
+    part = pairs["step"][0] / step.seconds if step is not None and "step" in pairs else 1.0
     return Comparison(
         name=name,
         gpu=str(answer.hardware.gpu),
         family=str(named or name),
         knobs=tuple(knobs),
         pairs=pairs,
-        low_s=None if step is None else step.low_seconds,
-        high_s=None if step is None else step.high_seconds,
+        low_s=None if step is None else step.low_seconds * part,
+        high_s=None if step is None else step.high_seconds * part,
         host_bound=host / record["step_seconds"] > HOST_BOUND
         if host and record.get("step_seconds")
         else step is not None and step.host_bound_share > PREDICTED_HOST_BOUND,
         verdict=answer.verdict,
         out_of_memory=bool(record.get("oom")),
         known=answer.memory.known if step is None else step.known,
+        source=str(record.get("source", "")),
     )
 
 
@@ -216,8 +228,10 @@ def report(cases: Sequence[Comparison], left_out: Sequence[LeftOut]) -> Iterator
     if timed:
         yield tabulate(_totals(timed), headers=TOTAL_HEADERS, disable_numparse=True)
         for title, key in GROUPS.items():
-            yield ""
             rows = [_group(name, group) for name, group in _worst_first(timed, key)]
+            if not rows:
+                continue
+            yield ""
             yield tabulate(rows, headers=(title, *GROUP_HEADERS), disable_numparse=True)
         yield ""
         worst = sorted(timed, key=lambda case: -abs(case.error()))[:WORST]
@@ -235,6 +249,7 @@ CASE_HEADERS = ("worst steps", "predicted ms", "measured ms", "error", "range ms
 GROUPS: dict[str, Callable[[Comparison], tuple[str, ...]]] = {
     "GPU": lambda case: (case.gpu,),
     "family": lambda case: (case.family,),
+    "source": lambda case: (case.source,) if case.source else (),
     "knob": lambda case: case.knobs,
 }
 

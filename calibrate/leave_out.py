@@ -43,6 +43,8 @@ class Held:
     known_seconds: float
     left_out_seconds: float
     device_limited: bool
+    family: str
+    host_bound_share: float
 
 
 def without(profile: Profile, workload: Workload, *, tf32: bool) -> Profile:
@@ -95,9 +97,17 @@ def held(records: Iterable[Mapping[str, Any]], profile: str, saved: dict[str, Wo
         workload, tf32 = saved[record["name"]], strategy.precision == "tf32"
         known = machine.pricing(tf32=tf32)
         unseen = Pricing(known.accelerator, without(known.profile, workload, tf32=tf32), tf32)
-        priced = [step_time(workload, at, accumulation=batches.accumulation).seconds for at in (known, unseen)]
+        times = [step_time(workload, at, accumulation=batches.accumulation) for at in (known, unseen)]
         limited = record["host_seconds"] < DEVICE_LIMITED * record["pipelined_seconds"]
-        yield Held(str(record["name"]), float(record["step_seconds"]), priced[0], priced[1], limited)
+        yield Held(
+            name=str(record["name"]),
+            measured_seconds=float(record["step_seconds"]),
+            known_seconds=times[0].seconds,
+            left_out_seconds=times[1].seconds,
+            device_limited=limited,
+            family=workload.family,
+            host_bound_share=times[1].host_bound_share,
+        )
 
 
 def summary(name: str, errors: Sequence[float]) -> str:

@@ -13,16 +13,15 @@ import csv
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from catalog import store
-from catalog.errors import RigplanError
 
 Row = Mapping[str, str]
 Record = dict[str, Any]
-LeftOut = tuple[str, str]  # name and reason
 GIB = 1 << 30
 MS_S = 1e-3
 
@@ -34,34 +33,29 @@ MIXED = {"fp16": "fp16-mixed", "bf16": "bf16-mixed", "fp32": "fp32", "tf32": "tf
 APEX_O2 = {**MIXED, "fp16": "fp16"}
 PURE = {"bf16": "bf16", "fp32": "fp32"}
 CHECKPOINTING = {"none": "none", "full": "full"}
-MODELS = Path("models")  # beside the file of records: modules that no library has
+MODELS = "calibrate.models"  # modules that no library has
+NEAR_FORMS = ("a100", "rtx-3080")  # whose forms differ by less than a tenth in speed
 
 
 class Skipped(Exception):
     """Why a row is no question that can be asked."""
 
 
-def read(path: Path) -> tuple[list[Record], list[LeftOut]]:
-    """The rows of a published table as records with a spec, and the rows that give none with their reasons.
-
-    Raises RigplanError when the file has neither of the two published schemas.
-    """
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    kind = schema(rows[0] if rows else ())
-    if kind is None:
-        raise RigplanError(f"{path}: found no published table; wanted columns {', '.join(sorted(TABLE_COLUMNS))}")
-    records: dict[str, Record] = {}
-    left_out: list[LeftOut] = []
+def records(rows: Iterable[Row]) -> list[Record]:
+    """A record of each row: a spec and what was measured, or the `error` that says why there is none."""
+    found: list[Record] = []
+    seen: set[str] = set()
     for row in rows:
         try:
-            record = _table_record(row) if kind == "table" else _peer_record(row)
-            if record["name"] in records:
+            record = _peer_record(row) if "inputs_json" in row else _table_record(row)
+            same = json.dumps([record["spec"], record.get("step_seconds"), record.get("gradient_seconds")])
+            if same in seen:
                 raise Skipped("the same run as a row before")
-            records[record["name"]] = record
+            seen.add(same)
+            found.append(record)
         except Skipped as reason:
-            left_out.append((_name(row), str(reason)))
-    return list(records.values()), left_out
+            found.append({"name": _name(row), "spec": {}, "error": str(reason)})
+    return found
 
 
 def schema(columns: Iterable[str]) -> str | None:
@@ -71,14 +65,14 @@ def schema(columns: Iterable[str]) -> str | None:
 
 
 def _table_record(row: Row) -> Record:
+    if row["n_gpus"] != "1":
+        raise Skipped("several GPUs: their link is not stated, or the framework's parallelism is its own")
     adapter = next((found for start, found in ADAPTERS.items() if row["source"].startswith(start)), None)
     if adapter is None:
         raise Skipped(next((why for start, why in UNUSED.items() if row["source"].startswith(start)), "no adapter"))
     if row["oom"] == "true":
         raise Skipped("ran out of memory: no time")
     seconds = _seconds(row)
-    if row["n_gpus"] != "1":
-        raise Skipped("several GPUs: their link is not stated, or the framework's parallelism is its own")
     if row["offload"] not in ("none", "", "false"):
         raise Skipped(f"offload of {row['offload']} not modelled")
     parts = adapter(row)
@@ -129,7 +123,9 @@ def _name(row: Row) -> str:
 def _gpu(name: str, memory_gb: str) -> str:
     found = store.lookup(name) or store.lookup(f"{name}-{memory_gb}GB")
     if found is None:
-        raise Skipped(f"GPU not in the catalog, or its form not stated: {name}")
+        raise Skipped(f"GPU not in the catalog: {name}")
+    if found.assumption and not found.name.startswith(NEAR_FORMS):
+        raise Skipped(f"the form of {name} is not stated")
     return found.name
 
 
@@ -175,7 +171,7 @@ def _languini(row: Row) -> Record:
     if family != "GPT":
         raise Skipped(f"model not at hand: {row['model']}")
     return {
-        "model": {"module": f"{MODELS}/languini.py:{LANGUINI[size]}"},
+        "model": {"module": f"{MODELS}.languini:{LANGUINI[size]}"},
         "training": {"precision": _known(MIXED, row["precision"], "precision"), "optimizer": "adam"},
         "record": {"family": "languini"},
     }
@@ -185,8 +181,8 @@ LAMBDA_MODELS: dict[str, Record] = {
     "bert-base-uncased (SQuAD fine-tune)": {"name": "bert-base-uncased"},
     "bert-large-uncased (SQuAD fine-tune)": {"name": "bert-large-uncased"},
     "ResNet50 v1.5": {"name": "resnet-50"},
-    "Transformer-XL base (wt103)": {"module": f"{MODELS}/transformer_xl.py:base"},
-    "Transformer-XL large (wt103)": {"module": f"{MODELS}/transformer_xl.py:large"},
+    "Transformer-XL base (wt103)": {"module": f"{MODELS}.transformer_xl:base"},
+    "Transformer-XL large (wt103)": {"module": f"{MODELS}.transformer_xl:large"},
 }
 LAMBDA_OPTIMIZERS = {"adam": "adam", "lamb": "adam", "": "sgd"}
 """As DeepLearningExamples train: Adam (LAMB moves the same states twice), and momentum SGD for ResNet-50."""
@@ -363,15 +359,17 @@ def _peer_record(row: Row) -> Record:
 
 def main(arguments: Sequence[str]) -> Iterator[str]:
     """JSON lines of every row used in the named CSV files; the reasons of the others go to standard error."""
+    rows: list[Row] = []
     for path in map(Path, arguments):
-        records, left_out = read(path)
-        reasons: dict[str, int] = {}
-        for _, reason in left_out:
-            reasons[reason] = reasons.get(reason, 0) + 1
-        print(f"{path.name}: {len(records)} rows used, {len(left_out)} skipped", file=sys.stderr)
-        for reason, count in sorted(reasons.items(), key=lambda pair: -pair[1]):
-            print(f"  {count:4d} x {reason}", file=sys.stderr)
-        yield from (json.dumps(record, ensure_ascii=False) for record in records)
+        with path.open(encoding="utf-8", newline="") as file:
+            rows += list(csv.DictReader(file))
+    found = records(rows)
+    reasons = Counter(record["error"] for record in found if "error" in record)
+    used = [record for record in found if "error" not in record]
+    print(f"{len(used)} rows used, {len(found) - len(used)} skipped", file=sys.stderr)
+    for reason, count in reasons.most_common():
+        print(f"  {count:4d} x {reason}", file=sys.stderr)
+    yield from (json.dumps(record, ensure_ascii=False) for record in used)
 
 
 if __name__ == "__main__":

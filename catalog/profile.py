@@ -190,7 +190,8 @@ def resolve(accelerator: Accelerator, profile: str = "") -> tuple[Profile, Known
     """The profile to price this device with: a file's, its own, or one put together from its relatives.
 
     Every kind and dtype that any relative was timed in gets a curve: a measured relative's first, then that of the
-    nearest one of the same compute capability, then the device's own samples, each on top of those below. Raises RigplanError when `profile` names a file that is none.
+    nearest one of the same compute capability, then the device's own samples, each on top of those below.
+    Raises RigplanError when `profile` names a file that is none.
     """
     mine = load(Path(profile)) if profile else own(accelerator.name)
     own_curves = mine.curves if mine else {}

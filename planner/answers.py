@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from catalog.store import DATA, load_yaml
 from planner.answer import Known, Memory, Run, Step, Throughput, weakest
 from planner.fit import Fit
-from planner.machine import Machine, overheads
+from planner.machine import Machine
 from planner.spec import Spec
 from planner.step import StepTime
 from planner.strategy import BatchPlan
@@ -34,21 +39,45 @@ def memory_answer(found: Fit, workload: Workload, machine: Machine) -> Memory:
     )
 
 
-def step_answer(time: StepTime, machine: Machine, host_step: tuple[float, float] = (1.0, 1.0)) -> Step:
-    """Seconds of one optimizer step with the range that its least known term and the host's share give it. `host_step`:
-    what an offloaded optimizer may take, over what it is taken to take."""
+@cache
+def ranges() -> Mapping[str, Any]:
+    """Measured over predicted seconds, by how a step is known and what its range goes by; 90 % of runs lie within."""
+    data: Mapping[str, Any] = load_yaml(DATA / "ranges.yaml")
+    return data
+
+
+def range_class(host_bound: bool, *, compiled: bool) -> str:
+    """What a step's range goes by, beside how it is known."""
+    return "host" if host_bound else "compiled" if compiled else "device"
+
+
+def step_range(known: Known, host_bound_share: float, *, compiled: bool) -> tuple[float, float]:
+    """Factors from a step's seconds to the ends of its range: the device's and the host's, by the host's share."""
+    table = ranges()[known]
+    names = (range_class(False, compiled=compiled), range_class(True, compiled=compiled))
+    device, host = (table.get(name, table["device"]) for name in names)
+    low, high = (
+        float(device[end]) ** (1 - host_bound_share) * float(host[end]) ** host_bound_share for end in ("low", "high")
+    )
+    return low, high
+
+
+def step_answer(
+    time: StepTime, machine: Machine, host_step: tuple[float, float] = (1.0, 1.0), *, compiled: bool = False
+) -> Step:
+    """Seconds of one optimizer step with the range of its least known term, the host's share and compilation.
+    `host_step`: what an offloaded optimizer may take, over what it is taken to take."""
     known = weakest(*time.words)  # type: ignore[arg-type]
     if time.host_step_seconds:
         known = weakest(known, "prior")
     at_least, at_most = (time.host_step_seconds * factor for factor in host_step)
     rest = time.seconds - time.host_step_seconds
-    half = overheads()["range"][known]
     share = time.host_bound_share
-    width = float(half["device"]) * (1 - share) + float(half["host"]) * share
+    low, high = step_range(known, share, compiled=compiled)
     return Step(
         seconds=time.seconds,
-        low_seconds=max(time.floor_seconds, rest / (1 + width) + at_least),
-        high_seconds=rest * (1 + width) + at_most,
+        low_seconds=max(time.floor_seconds, rest * low + at_least),
+        high_seconds=rest * high + at_most,
         forward_seconds=time.forward_seconds,
         backward_seconds=time.backward_seconds,
         optimizer_seconds=time.optimizer_seconds,
@@ -66,7 +95,7 @@ def throughput_answer(
     """Samples of the whole machine, tokens of one GPU, and MFU: model FLOP (full attention) over the dense peak."""
     samples = batches.global_batch / step.seconds
     tokens = workload.samples_to_tokens
-    peak = _peak(workload, machine)
+    peak = peak_flop_per_s(workload, machine)
     return Throughput(
         samples_per_second=samples,
         tokens_per_second_per_gpu=samples * tokens / machine.count if tokens > 1 else None,
@@ -74,7 +103,8 @@ def throughput_answer(
     )
 
 
-def _peak(workload: Workload, machine: Machine) -> float:
+def peak_flop_per_s(workload: Workload, machine: Machine) -> float:
+    """The dense peak of one GPU in the dtype of the workload's products."""
     peaks = machine.accelerator.peak_flop_per_s
     low = {
         spec.dtype

@@ -1,7 +1,7 @@
 """Campaign: many independent runs packed on a fleet, with the runs beside the final ones and the allowances on top.
 
     pilot, then ablation, then the final runs      each in waves of as many as fit side by side
-    + failed runs, + contingency                   shares of the GPU-hours before them, at the same packing
+    + production, + failed runs, + contingency     shares of the GPU-hours before them, at the same packing
 
 Every run is as long as one estimate says; runs of one activity are alike, so that full waves are the best packing.
 """
@@ -105,9 +105,10 @@ def _packed(name: str, runs: int, share: float, run_days: float, gpus: int, para
 
 
 def _allowances(asked: CampaignSpec, counted: list[_Packed]) -> list[_Packed]:
-    """Failed runs as a share of what is run, then contingency as a share of both; packed like what they are of."""
+    """Production and failed runs as shares of what is run, then contingency; packed like what they are of."""
     rows: list[_Packed] = []
-    for name, share in (("failed", asked.failed), ("contingency", asked.contingency)):
+    shares = (("production", asked.production), ("failed", asked.failed), ("contingency", asked.contingency))
+    for name, share in shares:
         if share:
             before = [*counted, *rows]
             rows.append(

@@ -49,7 +49,9 @@ def evaluate(
     start = machine.profile.factor("compile_s") if strategy.compile else 0.0
     if timed:
         time = time_of(workload, strategy, machine, batches, sm_share(machine))
-    step = None if time is None else step_answer(time, machine, host_step_range(strategy))
+    step = None
+    if time is not None:
+        step = step_answer(time, machine, host_step_range(strategy), compiled=strategy.compile)
     return Estimate(
         verdict=found.verdict,
         memory=memory_answer(found, workload, machine),

@@ -28,8 +28,18 @@ MOST_TRACED = 2  # given micro-batches that are traced as they are; of a longer 
 ALL_BY_MONTH = 500  # rows of a plan that are told month by month; of a longer one, the first and the front
 
 
-def estimate(source: Source, *, profile: str = "", progress: Progress | None = None, timed: bool = True) -> Estimate:
-    """The estimate of a spec that leaves one combination, fitting or not. Raises RigplanError when it leaves more."""
+def estimate(
+    source: Source,
+    *,
+    profile: str = "",
+    progress: Progress | None = None,
+    timed: bool = True,
+    read_off: bool = False,
+) -> Estimate:
+    """The estimate of a spec that leaves one combination, fitting or not. Raises RigplanError when it leaves more.
+
+    `read_off`: the micro-batch is read off two traces of smaller ones, which many specs of one model share.
+    """
     spec = Spec.load(source)
     if spec.models:
         raise RigplanError("the spec lists models; `rigplan plan` ranks them, an estimate takes one: leave models out")
@@ -38,7 +48,9 @@ def estimate(source: Source, *, profile: str = "", progress: Progress | None = N
         raise RigplanError(
             f"the spec leaves {len(combinations)} combinations; `rigplan plan` ranks them, an estimate takes one"
         )
-    outcome = outcomes(spec, combinations, How(timed, whole=True), profile=profile, progress=progress)[0]
+    outcome = outcomes(
+        spec, combinations, How(timed, whole=True, read_off=read_off), profile=profile, progress=progress
+    )[0]
     if isinstance(outcome, str):
         raise RigplanError(outcome)
     return _with_notes(spec, month_by_month(spec, outcome))

@@ -92,20 +92,21 @@ def test_orders_that_the_ranges_leave_open_are_said_to_be_open() -> None:
 def test_pilot_ablation_failures_and_contingency_are_rows_of_their_own() -> None:
     found = plan(
         packed(
-            A100, days=10, runs=8, overhead=0.1, failed=0.05, contingency=0.2,
+            A100, days=10, runs=8, overhead=0.1, production=0.25, failed=0.05, contingency=0.2,
             pilot={"runs": 2, "share": 0.01}, ablation={"runs": 16, "share": 0.25},
         )
     )  # fmt: skip
     rows = {row.name: row for row in found.activities}
-    assert list(rows) == ["pilot", "ablation", "final", "failed", "contingency"]
+    assert list(rows) == ["pilot", "ablation", "final", "production", "failed", "contingency"]
     assert rows["pilot"].days == pytest.approx(0.1 * 1.1)
     assert rows["ablation"].days == pytest.approx(2 * 2.5 * 1.1)
     assert rows["final"].gpu_hours == pytest.approx(8 * 240 * 1.1)
     assert rows["final"].overhead_gpu_hours == pytest.approx(8 * 24)
     run = sum(rows[name].gpu_hours for name in ("pilot", "ablation", "final"))
-    assert rows["failed"].gpu_hours == pytest.approx(0.05 * run)
-    assert rows["contingency"].gpu_hours == pytest.approx(0.2 * 1.05 * run)
-    assert found.gpu_hours == pytest.approx(1.2 * 1.05 * run)
+    assert rows["production"].gpu_hours == pytest.approx(0.25 * run)
+    assert rows["failed"].gpu_hours == pytest.approx(0.05 * 1.25 * run)
+    assert rows["contingency"].gpu_hours == pytest.approx(0.2 * 1.05 * 1.25 * run)
+    assert found.gpu_hours == pytest.approx(1.2 * 1.05 * 1.25 * run)
     assert found.days == pytest.approx(sum(row.days for row in found.activities))
     assert found.cost_usd == pytest.approx(sum(row.cost_usd or 0 for row in found.activities))
 
