@@ -4,9 +4,11 @@ Published runs (RUNS of `calibrate.published`) are priced as any user's; a devic
 as models that its calibration has not seen. For each class of estimate the range holds nine of ten measured steps: the
 quantiles are taken so that runs of a GPU (or of a family of models) left out of them lie within in that share.
 
-    python -m calibrate.coverage RUNS.jsonl OWN.jsonl PROFILE [SAVED]
+    python -m calibrate.coverage RUNS.jsonl OWN.jsonl[,OWN.jsonl] PROFILE [SAVED]
+    python -m calibrate.coverage PREDICTIONS.jsonl
 
-writes the predictions beside RUNS and the ranges into the catalog; workloads traced once are kept in SAVED.
+The first writes the predictions beside RUNS and the ranges into the catalog; workloads traced once are kept in SAVED.
+The second works the ranges out again from predictions that are there.
 """
 
 from __future__ import annotations
@@ -215,29 +217,37 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str], tell: Callable[[str], None] = print) -> int:
+    if len(arguments) == 1:
+        write_ranges(read(Path(arguments[0])), tell)
+        return 0
     if len(arguments) not in (3, 4):
-        print("usage: python -m calibrate.coverage RUNS.jsonl OWN.jsonl[,OWN.jsonl] PROFILE [SAVED]", file=sys.stderr)
+        print("usage: python -m calibrate.coverage RUNS.jsonl OWN.jsonl[,...] PROFILE [SAVED]", file=sys.stderr)
         return 2
     runs, profile = Path(arguments[0]), arguments[2]
     kept = Path(arguments[3]) if len(arguments) == 4 else None
     saved: dict[str, Any] = pickle.loads(kept.read_bytes()) if kept and kept.exists() else {}
     trained = [line for name in arguments[1].split(",") for line in _lines(Path(name))]
-    found = [*published(_lines(runs), saved)]
-    if kept:
-        kept.write_bytes(pickle.dumps(saved))
-    found += own(trained, profile, saved)
-    if kept:
-        kept.write_bytes(pickle.dumps(saved))
+    found: list[Prediction] = []
+    for some in (published(_lines(runs), saved), own(trained, profile, saved)):
+        found += some
+        if kept:
+            kept.write_bytes(pickle.dumps(saved))
     text = "".join(json.dumps(_short(asdict(item))) + "\n" for item in found)
     runs.with_name(PREDICTIONS).write_text(text, encoding="utf-8")
-    old: dict[str, Any] = yaml.safe_load(RANGES.read_text(encoding="utf-8"))
-    table = {**old, **ranges(found)}
-    RANGES.write_text(HEADER + yaml.safe_dump(table, sort_keys=False, default_flow_style=None), encoding="utf-8")
-    for known, rows in ranges(found).items():
-        for name, row in rows.items():
-            tell(f"{known:12}{name:10}{row['low']:7.3f} to {row['high']:6.3f}  {row['runs']:4} runs, "
-                 f"{row['coverage']:.0%} of those left out within")  # fmt: skip
+    write_ranges(found, tell)
     return 0
+
+
+def write_ranges(found: Sequence[Prediction], tell: Callable[[str], None] = print) -> None:
+    """The ranges of these predictions, into the catalog beside those of classes that have no runs."""
+    table = ranges(found)
+    old: dict[str, Any] = yaml.safe_load(RANGES.read_text(encoding="utf-8"))
+    text = yaml.safe_dump({**old, **table}, sort_keys=False, default_flow_style=None)
+    RANGES.write_text(HEADER + text, encoding="utf-8")
+    for known, rows in table.items():
+        for name, row in rows.items():
+            within = f"{row['runs']:4} runs, {row['coverage']:.0%} of those left out within"
+            tell(f"{known:12}{name:10}{row['low']:7.3f} to {row['high']:6.3f}  {within}")
 
 
 def _short(value: Any) -> Any:

@@ -30,6 +30,19 @@ class Ceiling:
         return self.flop_per_s.get(dtype) or next(iter(self.flop_per_s.values()))
 
 
+def throttling(accelerator: Accelerator, dtype: str) -> float:
+    """How much of what the measured device loses in long runs to its power limit this one loses; 1 where unknown."""
+    data = _data()
+    a_watt = data["a_watt"].get(accelerator.rate_class, {}).get(dtype)
+    if a_watt is None or not accelerator.tdp_w:
+        return 1.0
+    limits = data["throttling"]
+    headroom = parse_flop_rate(a_watt) * accelerator.tdp_w / ceiling(accelerator).rate(dtype)
+    free = float(limits["free_headroom"])
+    lost = (free - headroom) / (free - float(limits["measured_headroom"]))
+    return min(max(lost, 0.0), float(limits["most"]))
+
+
 @cache
 def _data() -> dict[str, Any]:
     data: dict[str, Any] = load_yaml(DATA / "profiles" / "ceilings.yaml")

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from catalog.ceilings import throttling
 from planner.collectives import HOST_LANE, is_collective, lanes, per_event, roles, schedule
 from planner.cost import Pricing, price, seconds
 from planner.operators import UNKNOWN, Operator, describe
 from planner.passes.ddp import LAST
+from planner.roofline import PEAK_NAMES
 from planner.workload import CALL, COMPILED, PHASE, PHASES, Events, Workload
 
 Seconds = npt.NDArray[np.float64]
@@ -159,6 +161,16 @@ def sustained_class(operator: Operator) -> str:
     return SUSTAINED.get(operator.dtype, "") if operator.kind in DENSE_KINDS else ""
 
 
+def sustained_ratio(operator: Operator, name: str, pricing: Pricing) -> float:
+    """How much slower a dense product is in a long run; on a device that was not measured, as its power limit says."""
+    if not name:
+        return 1.0
+    ratio = pricing.profile.factor(name)
+    if pricing.profile.known == "measured":
+        return ratio
+    return 1.0 + (ratio - 1.0) * throttling(pricing.accelerator, PEAK_NAMES[operator.dtype])
+
+
 def phases(events: Events) -> npt.NDArray[np.int64]:
     """The phase each event is in."""
     phases = np.zeros(len(events), dtype=np.int64)
@@ -251,7 +263,7 @@ def priced(workload: Workload, pricing: Pricing) -> Priced:
     slower = [sustained_class(operator) for operator in operators]
     found = Priced(
         alone,
-        alone * [pricing.profile.factor(name) if name else 1.0 for name in slower],
+        alone * [sustained_ratio(operator, name, pricing) for operator, name in zip(operators, slower, strict=True)],
         np.minimum([cost.floor_seconds for cost in costs], alone),
         np.array([operator.flop for operator in operators]),
         np.array([operator.executed_flop for operator in operators]),

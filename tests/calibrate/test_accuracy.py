@@ -1,0 +1,87 @@
+"""The accuracy page follows from the kept predictions, and its errors may only go down.
+
+The predictions are written by `python -m calibrate.coverage`; the bounds are today's errors rounded up.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calibrate.accuracy import half_width, kendall, page, score
+from calibrate.coverage import Prediction, published, read
+
+ROOT = Path(__file__).parents[2]
+KEPT = read(ROOT / "tests" / "measured" / "predictions.jsonl")
+OTHERS = [item for item in KEPT if item.rules]
+MINE = [item for item in KEPT if not item.rules]
+
+# Mean and worst error of a step in percent, by source and family; lower them when predictions get better.
+BOUNDS: dict[tuple[str, str], tuple[float, float]] = {
+    ("sitar-lab/NeuSight", ""): (9.0, 27.9),
+    ("Lambda deeplearning-benchmark", "bert-base"): (14.0, 40.0),
+    ("Lambda deeplearning-benchmark", "bert-large"): (15.0, 40.0),
+    ("Lambda deeplearning-benchmark", "resnet50"): (14.0, 40.0),
+    ("torchtune README", ""): (20.0, 25.0),
+}
+
+
+def group(source: str, family: str) -> list[Prediction]:
+    return [item for item in OTHERS if item.source.startswith(source) and item.family.startswith(family)]
+
+
+@pytest.mark.parametrize("key", BOUNDS)
+def test_errors_of_published_runs_stay_within_their_bounds(key: tuple[str, str]) -> None:
+    found = score(group(*key))
+    assert found is not None
+    mean, worst = BOUNDS[key]
+    assert 100 * found.mean <= mean
+    assert 100 * found.worst <= worst
+
+
+def test_the_median_prediction_is_neither_too_fast_nor_too_slow() -> None:
+    found = score(OTHERS)
+    assert found is not None
+    assert 0.95 <= found.ratio <= 1.10
+
+
+def test_the_order_of_gpus_is_right() -> None:
+    found = kendall(OTHERS)
+    assert found is not None
+    assert found >= 0.85
+
+
+def test_ranges_of_the_h200_are_narrow_and_hold() -> None:
+    found = score(MINE)
+    assert found is not None
+    assert 0.85 <= found.covered <= 0.97
+    widths = sorted(half_width(item) for item in MINE)
+    assert widths[len(widths) // 2] <= 0.12
+
+
+def test_every_rule_of_thumb_is_worse_than_the_prediction() -> None:
+    ours = score(OTHERS)
+    assert ours is not None
+    for rule in ("naive", "roofline", "6ND"):
+        other = score(OTHERS, lambda item, rule=rule: item.rules.get(rule))  # type: ignore[misc]
+        assert other is not None
+        assert other.mean > ours.mean
+
+
+def test_no_published_run_is_faster_than_its_physical_floor() -> None:
+    assert all(item.rules["roofline"] < item.measured_seconds for item in OTHERS)
+
+
+def test_the_page_is_of_these_predictions() -> None:
+    assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == page(KEPT)
+
+
+@pytest.mark.slow
+def test_the_kept_predictions_are_todays() -> None:
+    path = ROOT / "tests" / "measured" / "published.jsonl"
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    kept = {item.name: item for item in OTHERS}
+    for found in published(records, {}):
+        assert found.predicted_seconds == pytest.approx(kept[found.name].predicted_seconds, rel=0.02)
