@@ -137,25 +137,20 @@ def own(records: Sequence[Mapping[str, Any]], profile: str, saved: dict[str, Any
     """A calibrated device's own runs, each priced without what was timed of its model."""
     by_name = {str(record["name"]): record for record in records}
     for run in leave_out.held(records, profile, saved):
-        record = by_name[run.name]
-        training = record["spec"]["training"]
+        strategy, choice = next(iter(choices(Spec.load(by_name[run.name]["spec"]))))
         yield Prediction(
             name=run.name,
             source="rigplan calibrate train",
-            gpu=str(record["spec"]["hardware"]["gpu"]),
+            gpu=choice.gpu,
             family=run.family,
-            precision=str(_only(training.get("precision", "bf16-mixed"))),
-            compiled=bool(_only(training.get("compile", False))),
+            precision=strategy.precision,
+            compiled=strategy.compile,
             known="measured",
             host_bound_share=run.host_bound_share,
             predicted_seconds=run.left_out_seconds,
             measured_seconds=run.measured_seconds,
             group=run.family,
         )
-
-
-def _only(value: Any) -> Any:
-    return value[0] if isinstance(value, list) else value
 
 
 def ranges(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:

@@ -34,6 +34,7 @@ FEW_CHANNELS = 8
 DEFAULT_SM_COUNT = 108
 DEFAULT_L2_BYTES = 40 * 2**20
 DEFAULT_CLOCK_HZ = 1.7e9
+HOPPER = (9, 0)
 OVERLAP = 2.0
 """Limits add up to this power: two that a kernel meets at once cost less than their sum and more than the larger."""
 
@@ -48,6 +49,7 @@ class Rates:
     l2_bytes: float
     factors: Mapping[str, Factor]
     clock_hz: float = DEFAULT_CLOCK_HZ
+    before_hopper: bool = False
 
     @property
     def cycles_per_s(self) -> float:
@@ -71,6 +73,7 @@ def rates(accelerator: Accelerator, factors: Mapping[str, Factor] | None = None)
         float(accelerator.l2_bytes or DEFAULT_L2_BYTES),
         prior_factors() if factors is None else factors,
         accelerator.boost_clock_hz or DEFAULT_CLOCK_HZ,
+        (accelerator.compute_capability or HOPPER) < HOPPER,
     )
 
 
@@ -170,7 +173,8 @@ def _penalty(aligned: Numbers, dtype: str, at: Rates) -> Numbers:
         [np.inf, at.factor(f"prior_misaligned_{names[0]}"), at.factor(f"prior_misaligned_{names[1]}")],
         at.factor(f"prior_misaligned_{names[2]}"),
     )
-    result: Numbers = np.maximum(1.0, at.flop_per_s(dtype) / (a_cycle * at.cycles_per_s))
+    faster = at.factor("prior_misaligned_before_hopper") if at.before_hopper else 1.0
+    result: Numbers = np.maximum(1.0, at.flop_per_s(dtype) / (a_cycle * faster * at.cycles_per_s))
     return result
 
 
