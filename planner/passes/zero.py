@@ -57,7 +57,7 @@ def whole(workload: Workload) -> Workload:
     """One rank that keeps fp32 copies of its low-precision weights with the states, and steps them flat."""
     elements = workload.trainable_count
     grown, load = ddp.born_at_load(
-        workload, [elements * 4, state_bytes(workload) * (4 // _item(workload))], "optimizer"
+        workload, [elements * 4, state_bytes(workload) * (4 // item_bytes(workload))], "optimizer"
     )
     writer = Writer(workload.calls)
     grown, step = _step(grown, writer, elements, elements * 4, None)
