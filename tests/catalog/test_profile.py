@@ -92,10 +92,10 @@ def test_own_samples_lie_on_top_of_a_relatives() -> None:
     assert len(layers) == 2
 
 
-def test_a_device_without_samples_takes_its_nearest_relatives() -> None:
+def test_a_device_without_samples_takes_a_measured_relative_and_its_own_generation_on_top() -> None:
     assert own("rtx-4090") is None
     layers = resolve(accelerator("rtx-4090"))[0].curves["matmul/bf16"]
-    assert {samples.device for samples in layers} == {"l40s"} or layers[-1].measured
+    assert [(samples.device, samples.measured) for samples in layers] == [("h200-sxm", True), ("l40s", False)]
 
 
 def test_a_profile_of_a_users_own_file_wins(tmp_path: Path) -> None:
