@@ -99,12 +99,12 @@ class Pricing:
 
 @lru_cache(maxsize=512)
 def _fitted(layers: tuple[Samples, ...], factors: frozenset[tuple[str, Factor]]) -> tuple[Curve, ...]:
-    """Curves through layers of samples, each on top of those below; kept, as many devices share them."""
-    curves: tuple[Curve, ...] = ()
-    for samples in layers:
-        at = rates(catalog_accelerator(samples.device), dict(factors))
-        curves = (*curves, fit(samples, at, curves))
-    return curves
+    """Curves through layers of samples, each on top of those below; kept, as many devices share the lower ones."""
+    if not layers:
+        return ()
+    lower, samples = _fitted(layers[:-1], factors), layers[-1]
+    at = rates(catalog_accelerator(samples.device), dict(factors))
+    return (*lower, fit(samples, at, lower))
 
 
 def seconds(operator: Operator, call: Call | None, machine: Pricing) -> Cost:
