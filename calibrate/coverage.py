@@ -1,8 +1,8 @@
 """Coverage: how wide a step's range has to be, learned from runs that nothing was fitted to.
 
 Published runs (RUNS of `calibrate.published`) are priced as any user's; a device's own runs (OWN of `calibrate train`)
-as models that its calibration has not seen. For each class of estimate the range holds nine of ten measured steps: the
-quantiles are taken so that runs of a GPU (or of a family of models) left out of them lie within in that share.
+as models that its calibration has not seen. The range of a class of estimates is the shortest that holds a share of its
+measured steps; the share is such that it holds nine of ten runs of a GPU, or of a family of models, that was left out.
 
     python -m calibrate.coverage RUNS.jsonl OWN.jsonl[,OWN.jsonl] PROFILE [SAVED]
     python -m calibrate.coverage PREDICTIONS.jsonl
@@ -41,7 +41,7 @@ from planner.workload import Workload
 RANGES = DATA / "ranges.yaml"
 PREDICTIONS = "predictions.jsonl"
 INSIDE = 0.90  # of the runs left out that a range should hold
-LEVELS = np.linspace(0.80, 0.99, 39)  # shares of the known runs, of which the one that holds INSIDE of the others
+LEVELS = np.linspace(0.80, 1.0, 41)  # shares of the known runs, of which the one that holds INSIDE of the others
 FEWEST = 12  # runs that make a class of their own
 USUAL_MFU = 0.4  # of the rule of thumb: 6 FLOP a parameter and token
 HEADER = (
@@ -75,7 +75,7 @@ class Prediction:
 
     @property
     def range_class(self) -> tuple[str, str]:
-        return self.known, range_class(self.host_bound_share > 0.5, compiled=self.compiled)
+        return self.known, range_class(self.host_bound_share, compiled=self.compiled)
 
 
 def published(records: Iterable[Mapping[str, Any]], saved: dict[str, Any]) -> Iterator[Prediction]:
@@ -138,26 +138,30 @@ def own(records: Sequence[Mapping[str, Any]], profile: str, saved: dict[str, Any
     by_name = {str(record["name"]): record for record in records}
     for run in leave_out.held(records, profile, saved):
         strategy, choice = next(iter(choices(Spec.load(by_name[run.name]["spec"]))))
+        family = run.name.split("-")[0] if run.family == "module" else run.family  # a module is no family
         yield Prediction(
             name=run.name,
             source="rigplan calibrate train",
             gpu=choice.gpu,
-            family=run.family,
+            family=family,
             precision=strategy.precision,
             compiled=strategy.compile,
             known="measured",
             host_bound_share=run.host_bound_share,
             predicted_seconds=run.left_out_seconds,
             measured_seconds=run.measured_seconds,
-            group=run.family,
+            group=family,
         )
 
 
 def ranges(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
-    """The range of each class; a class of few runs takes that of all runs known as well."""
+    """The range of each class; a class of few runs takes that of all runs known as well.
+
+    A calibrated device's range comes from its own runs: those of others differ in framework too.
+    """
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for known in dict.fromkeys(item.known for item in predictions):
-        every = [item for item in predictions if item.known == known]
+        every = [item for item in predictions if item.known == known and (known != "measured" or not item.rules)]
         for name in dict.fromkeys(item.range_class[1] for item in every):
             part = [item for item in every if item.range_class[1] == name]
             fitted = _fitted(part if len(part) >= FEWEST else every)
@@ -166,9 +170,10 @@ def ranges(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
 
 
 def _fitted(part: Sequence[Prediction]) -> dict[str, float]:
-    inside = [abs(_left_out(part, level) - INSIDE) for level in LEVELS]
-    level = float(LEVELS[int(np.argmin(inside))])
-    low, high = _quantiles([item.ratio for item in part], level)
+    """The shortest range that holds as many of the runs left out as so few runs can tell from INSIDE."""
+    least = INSIDE - float(np.sqrt(INSIDE * (1 - INSIDE) / len(part)))
+    level = next((float(level) for level in LEVELS if _left_out(part, level) >= least), float(LEVELS[-1]))
+    low, high = _shortest([item.ratio for item in part], level)
     return {
         "low": float(f"{np.exp(low):.4g}"),
         "high": float(f"{np.exp(high):.4g}"),
@@ -181,15 +186,18 @@ def _left_out(part: Sequence[Prediction], level: float) -> float:
     inside = 0
     for group in {item.group for item in part}:
         rest = [item.ratio for item in part if item.group != group]
-        low, high = _quantiles(rest, level) if rest else (-np.inf, np.inf)
+        low, high = _shortest(rest, level) if rest else (-np.inf, np.inf)
         inside += sum(low <= item.ratio <= high for item in part if item.group == group)
     return inside / len(part)
 
 
-def _quantiles(ratios: Sequence[float], level: float) -> tuple[float, float]:
-    """The range holds its own prediction: an answer lies in its own range."""
-    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
-    return min(float(low), 0.0), max(float(high), 0.0)
+def _shortest(ratios: Sequence[float], level: float) -> tuple[float, float]:
+    """The shortest range that holds this share of the runs, and the prediction itself."""
+    ordered = np.sort(ratios)
+    held = min(len(ordered), int(np.ceil(level * len(ordered))))
+    lows, highs = ordered[: len(ordered) - held + 1], ordered[held - 1 :]
+    at = int(np.argmin(highs - lows))
+    return min(float(lows[at]), 0.0), max(float(highs[at]), 0.0)
 
 
 def covered(predictions: Sequence[Prediction], table: Mapping[str, Mapping[str, Any]]) -> float:

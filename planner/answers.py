@@ -17,6 +17,7 @@ from planner.workload import Workload
 
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
+WAITS = 0.05  # of a step in which the device waits for the host, from which on the host's speed makes the range
 
 
 def memory_answer(found: Fit, workload: Workload, machine: Machine) -> Memory:
@@ -46,20 +47,16 @@ def ranges() -> Mapping[str, Any]:
     return data
 
 
-def range_class(host_bound: bool, *, compiled: bool) -> str:
+def range_class(host_bound_share: float, *, compiled: bool) -> str:
     """What a step's range goes by, beside how it is known."""
-    return "host" if host_bound else "compiled" if compiled else "device"
+    return "host" if host_bound_share > WAITS else "compiled" if compiled else "device"
 
 
 def step_range(known: Known, host_bound_share: float, *, compiled: bool) -> tuple[float, float]:
-    """Factors from a step's seconds to the ends of its range: the device's and the host's, by the host's share."""
+    """Factors from a step's seconds to the ends of its range; a class without runs takes the device's."""
     table = ranges()[known]
-    names = (range_class(False, compiled=compiled), range_class(True, compiled=compiled))
-    device, host = (table.get(name, table["device"]) for name in names)
-    low, high = (
-        float(device[end]) ** (1 - host_bound_share) * float(host[end]) ** host_bound_share for end in ("low", "high")
-    )
-    return low, high
+    row = table.get(range_class(host_bound_share, compiled=compiled), table["device"])
+    return float(row["low"]), float(row["high"])
 
 
 def step_answer(

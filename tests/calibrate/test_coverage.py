@@ -27,7 +27,7 @@ def runs(spread: float, groups: int = 20, each: int = 5, known: str = "transferr
 
 def test_a_range_holds_nine_of_ten_runs_of_groups_left_out() -> None:
     row = ranges(runs(0.1))["transferred"]["device"]
-    assert row["coverage"] == pytest.approx(0.90, abs=0.02)
+    assert 0.87 <= row["coverage"] <= 0.93  # a hundred runs tell a share of 0.90 within 0.03
     # 1.645 standard deviations of a normal distribution hold 90 %
     assert np.log(row["high"]) == pytest.approx(0.1645, abs=0.05)
     assert np.log(row["low"]) == pytest.approx(-0.1645, abs=0.05)
@@ -54,7 +54,7 @@ def test_the_shipped_ranges_hold_nine_of_ten_of_the_kept_predictions() -> None:
     table = yaml.safe_load(RANGES.read_text(encoding="utf-8"))
     kept = read(PREDICTIONS)
     for known in ("measured", "transferred"):
-        some = [item for item in kept if item.known == known]
+        some = [item for item in kept if item.known == known and (known != "measured" or not item.rules)]
         assert len(some) >= 40
         assert 0.85 <= covered(some, table) <= 0.97
     for rows in table.values():
