@@ -145,6 +145,7 @@ def _other_knobs(knobs: StrategyUsed) -> str:
         f"tp {knobs.tensor_parallel}" if knobs.tensor_parallel > 1 else "",
         f"offload {knobs.offload}" if knobs.offload != "none" else "",
         "expandable" if knobs.allocator == "expandable" else "",
+        "compiled" if knobs.compile else "",
     ]
     return ", ".join(filter(None, words))
 
