@@ -53,8 +53,8 @@ def spec_with(field: str, value: Any) -> dict[str, Any]:
         (
             "training.precision",
             ["fp32", "bf16-mix"],
-            "training.precision[1]: found 'bf16-mix', wanted fp32 or tf32 or bf16-mixed or fp16-mixed or bf16 or fp8-mixed"
-            " (did you mean bf16-mixed?)",
+            "training.precision[1]: found 'bf16-mix', wanted fp32 or tf32 or bf16-mixed or fp16-mixed or bf16 or "
+            "fp8-mixed (did you mean bf16-mixed?)",
         ),
         (
             "training.sharding",
