@@ -123,7 +123,7 @@ def test_the_shell_completes_commands_and_options() -> None:
         found = ShellComplete(rigplan, {}, "rigplan", "_RIGPLAN_COMPLETE").get_completions(list(words[:-1]), words[-1])
         return [item.value for item in found]
 
-    assert completed("ex") == ["explain"]
+    assert completed("ex") == ["explain", "export"]
     assert completed("calibrate", "ch") == ["check"]
     assert "--no-advice" in completed("explain", "--")
 
