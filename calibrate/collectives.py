@@ -178,10 +178,11 @@ def _source(bench: Bench) -> str:
 @click.option("--point-seconds", default=POINT_SECONDS, show_default=True, help="seconds a point")
 @click.option("--nodes", default=1, show_default=True, help="nodes of the SLURM job")
 @click.option("--gpus-per-node", default=8, show_default=True, help="GPUs of each of them")
+@click.option("--json", "as_json", is_flag=True, help="Print the curves, too, as JSON.")
 @slurm.options
 def main(
-    link: str, out: Path, largest_bytes: int, point_seconds: float, nodes: int, gpus_per_node: int, as_job: bool,
-    partition: str | None, account: str | None, slurm_time: str,
+    link: str, out: Path, largest_bytes: int, point_seconds: float, nodes: int, gpus_per_node: int, as_json: bool,
+    as_job: bool, partition: str | None, account: str | None, slurm_time: str,
 ) -> None:  # fmt: skip
     try:
         if as_job:
@@ -195,6 +196,8 @@ def main(
                     "every GPU needs a process: torchrun --nproc-per-node 8 -m calibrate.collectives ..., or --slurm"
                 )
             run(link, out, largest_bytes, point_seconds)
+        if as_json and os.environ.get("RANK", "0") == "0":
+            click.echo(out.read_text(encoding="utf-8"), nl=False)
     except RigplanError as error:
         raise click.UsageError(str(error)) from None
 

@@ -201,7 +201,8 @@ def read(path: Path) -> list[Run]:
 @click.command("tables")
 @click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--profile", default="", help="Price with this profile.")
-def main(table: Path, profile: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON. A CSV gives JSON lines anyway.")
+def main(table: Path, profile: str, as_json: bool) -> None:
     """Published multi-GPU runs: those of a CSV TABLE as JSON lines; JSON lines compared with predictions."""
     if table.suffix == ".csv":
         _told(table)
@@ -210,6 +211,9 @@ def main(table: Path, profile: str) -> None:
         found = compare(read(table), profile=profile, progress=lambda text: click.echo(text, err=True))
     except RigplanError as error:
         raise click.UsageError(str(error)) from None
+    if as_json:
+        click.echo(json.dumps([asdict(item) for item in found]))
+        return
     for line in report(found):
         click.echo(line)
 

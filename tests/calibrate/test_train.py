@@ -306,7 +306,7 @@ def test_a_failure_late_in_a_run_keeps_what_was_measured_before(monkeypatch: pyt
     assert cases.told(record) == "ValueError: the clock stopped"
 
 
-@pytest.mark.parametrize("name", ["unet", "dit", "lstm", "wavenet", "dlrm"])
+@pytest.mark.parametrize("name", ["unet", pytest.param("dit", marks=pytest.mark.slow), "lstm", "wavenet", "dlrm"])
 def test_every_example_model_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from planner import model_factory
 

@@ -30,8 +30,8 @@ def traced(model: dict[str, object], precision: str, checkpointing: str, optimiz
     ("model", "precision", "checkpointing", "optimizer"),
     [
         ({"config": TINY_GPT2}, "bf16-mixed", "full", "adamw"),
-        ({"config": TINY_T5}, "fp32", "none", "adafactor"),
-        ({"module": f"{MODELS}/unet.py:make"}, "fp16-mixed", "none", "sgd"),
+        pytest.param({"config": TINY_T5}, "fp32", "none", "adafactor", marks=pytest.mark.slow),
+        pytest.param({"module": f"{MODELS}/unet.py:make"}, "fp16-mixed", "none", "sgd", marks=pytest.mark.slow),
         ({"module": f"{MODELS}/lstm.py:make"}, "bf16-mixed", "none", "adam"),
     ],
 )
