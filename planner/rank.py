@@ -69,7 +69,8 @@ def question(spec: Spec) -> str:
     if spec.objective == "amount":
         limits = [f"{usd(budget.usd)}" if budget.usd else "", f"{budget.most_days:g} days" if budget.most_days else ""]
         return f"{first} for {' and '.join(filter(None, limits))}"
-    days_said = f"that finishes in {budget.most_days:g} days" if budget.most_days is not None else ""
+    several = "" if budget.most_days == 1 else "s"
+    days_said = f"that finishes in {budget.most_days:g} day{several}" if budget.most_days is not None else ""
     usd_said = f"under {usd(budget.usd)}" if budget.usd is not None else ""
     return " ".join(filter(None, (first, days_said, "and" if days_said and usd_said else "", usd_said)))
 

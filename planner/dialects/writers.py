@@ -27,6 +27,10 @@ def training_arguments(option: Option) -> Written:
     return Written(commented(head) + yaml.safe_dump(found, sort_keys=False), notices)
 
 
+# Slurm kills a job at its time, and an estimate holds neither its start nor loading data nor saving.
+AROUND_DAYS = 1 / 24
+
+
 def torchrun(option: Option) -> Written:
     """A shell script with one torchrun command; its script takes TrainingArguments."""
     found, notices = trainer_options(option)
@@ -46,8 +50,9 @@ def sbatch(option: Option) -> Written:
     }
     run = option.estimate.run
     if run is not None:
-        header["time"] = _slurm_time(run.high_days)
-        notices = [f"--time is the upper end of the estimate, {run.high_days:.2g} days", *notices]
+        header["time"] = _slurm_time(run.high_days + AROUND_DAYS)
+        told = f"--time is the upper end of the estimate, {run.high_days:.2g} days, and an hour for starting and saving"
+        notices = [told, *notices]
     lines = "".join(f"#SBATCH --{name}={value}\n" for name, value in header.items())
     first = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nexport MASTER_ADDR\n'
     text = "#!/bin/bash\n" + lines + commented([*option.head("Slurm script"), *notices]) + "set -e\n"
