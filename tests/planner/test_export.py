@@ -135,7 +135,7 @@ def test_torchrun_and_transformers_read_the_command(dialect: str, tmp_path: Path
 def test_slurm_gets_the_nodes_the_gpus_and_the_time() -> None:
     text = written("sbatch", option(days=1.5)).text
     header = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
-    # 1.5 days with the range of the test's estimate: 1.35 x 1.5 = 2.025 days
+    # 1.5 days with the range of the test's estimate: 1.35 x 1.5 = 2.025 days, and an hour
     assert header == ["job-name=rigplan", "nodes=2", "ntasks-per-node=1", "gres=gpu:4", "time=2-01:36:00"]
     assert text.startswith("#!/bin/bash\n#SBATCH")  # Slurm stops reading its lines at the first command
 
