@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from catalog.errors import RigplanError
 from catalog.profile import Factor, Profile, Samples, curve_dtype, own, prior_factors, save
 from catalog.store import accelerator as catalog_accelerator
-from planner.call import Call, from_json
+from planner.call import from_json
 from planner.cost import point_key
 from planner.curve import DEFAULT_TUNING, RESTS_ON, Curve, below, coordinates, fit_residual, residual_of
 from planner.curve import fit as fit_curve
@@ -206,11 +206,6 @@ def _merged(pairs: Sequence[tuple[Operator, float]]) -> list[tuple[Operator, flo
     for operator, seconds in pairs:
         grouped[operator].append(seconds)
     return [(operator, median(seconds)) for operator, seconds in grouped.items()]
-
-
-def call_of(line: Mapping[str, Any]) -> Call:
-    """The call of one measurement line."""
-    return from_json(line["call"])
 
 
 def report(devices: Sequence[str]) -> Iterator[str]:

@@ -31,6 +31,10 @@ GPUS = {"A100-SXM4-40GB": "a100-sxm4-40gb", "A100-SXM4-80GB": "a100-sxm4-80gb", 
 # What a GPU of a source is joined by, where the table says it: 1600 Gb/s a node between A100 of 40 GB.
 NODES = {"a100-sxm4-40gb": "dgx-a100-40gb"}
 SHARDINGS = {"fsdp": "fsdp", "none": "none"}
+COLUMNS = (
+    "source", "source_where", "gpu", "n_gpus", "arch_family", "n_layers", "d_model", "n_heads", "seq_len", "precision",
+    "zero_or_fsdp", "act_ckpt", "tp", "pp", "cp", "micro_batch", "grad_accum", "tokens_per_s_per_gpu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +208,10 @@ def read(path: Path) -> list[Run]:
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON. A CSV gives JSON lines anyway.")
 def main(table: Path, profile: str, as_json: bool) -> None:
     """Published multi-GPU runs: those of a CSV TABLE as JSON lines; JSON lines compared with predictions."""
-    if table.suffix == ".csv":
-        _told(table)
-        return
     try:
+        if table.suffix == ".csv":
+            _told(table)
+            return
         found = compare(read(table), profile=profile, progress=lambda text: click.echo(text, err=True))
     except RigplanError as error:
         raise click.UsageError(str(error)) from None
@@ -221,7 +225,11 @@ def main(table: Path, profile: str, as_json: bool) -> None:
 def _told(table: Path) -> None:
     left_out: Counter[str] = Counter()
     with table.open(encoding="utf-8", newline="") as file:
-        for found in runs(csv.DictReader(file)):
+        rows = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise RigplanError(f"{table}: found no column {', '.join(missing)}; wanted a table of runs with it")
+        for found in runs(rows):
             if isinstance(found, str):
                 left_out[found] += 1
             else:

@@ -116,7 +116,7 @@ def _described(item: Any, tensors: Sequence[FakeTensor]) -> _Result | None:
     storage = item.untyped_storage()
     source = next((at for at, tensor in enumerate(tensors) if tensor.untyped_storage()._cdata == storage._cdata), -1)
     same = next((at for at, tensor in enumerate(tensors) if tensor is item), -1)
-    if source < 0 and (item.storage_offset() or storage.nbytes() != _extent_bytes(item)):
+    if source < 0 and (item.storage_offset() or storage.nbytes() != extent_bytes(item)):
         return None
     return _Result(
         same if same >= 0 else source,
@@ -128,7 +128,7 @@ def _described(item: Any, tensors: Sequence[FakeTensor]) -> _Result | None:
     )
 
 
-def _extent_bytes(item: torch.Tensor) -> int:
+def extent_bytes(item: torch.Tensor) -> int:
     """Bytes of a storage that holds exactly this tensor."""
     if item.numel() == 0:
         return 0

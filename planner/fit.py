@@ -14,7 +14,7 @@ from planner import scratch
 from planner.call import ITEM_BYTES
 from planner.machine import Machine, overheads
 from planner.memory import Scratch, Timeline, Workspace, held_at_peak, replay
-from planner.strategy import Strategy
+from planner.strategy import FSDP, Strategy
 from planner.workload import Workload
 
 Verdict = Literal["fits", "borderline", "does-not-fit"]
@@ -22,7 +22,7 @@ Taken = tuple[tuple[Workspace, ...], tuple[scratch.Groups, ...]]
 # Whoever keeps a part of each weight saves a whole model by gathering one weight after another and copying it to the
 # host (torch.distributed.checkpoint.state_dict, cpu_offload; DeepSpeed's consolidated 16-bit weights). Elsewhere
 # torch.save copies what is there: no memory of the GPU.
-GATHERS_TO_SAVE = frozenset({"zero3", "fsdp", "fsdp-grad-op", "hsdp"})
+GATHERS_TO_SAVE = ("zero3", *FSDP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ AUTO: dict[str, tuple[str, str]] = {
     "contrastive": ("AutoModel", "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
     "pretraining": ("AutoModelForPreTraining", "MODEL_FOR_PRETRAINING_MAPPING_NAMES"),
 }
-TASKS = (*AUTO, "module")
 
 # How the class named in a config's `architectures` ends, and the task that it trains.
 ARCHITECTURES: dict[str, str] = {

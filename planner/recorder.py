@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.call import Call, TensorSpec
-from planner.fake_results import FakeResults
+from planner.fake_results import FakeResults, extent_bytes
 from planner.module_path import WHOLE, ModulePath
 from planner.workload import ALLOCATE, CALL, CATEGORIES, COMPILED, FREE, GRADIENT, MODULE, PHASE, PHASES, Events
 
@@ -332,8 +332,7 @@ def _flat(value: Any) -> Any:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.numel() == 0 or reach + 1 == tensor.numel()
+    return extent_bytes(tensor) == tensor.numel() * tensor.element_size()
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

@@ -179,7 +179,9 @@ OLDEST_COMPILED = (7, 0)  # compute capability that Triton needs
 # Optimizers with a fused kernel in torch, and those that DeepSpeed steps on the host when their states are offloaded
 FUSED = ("adamw", "adam", "sgd")
 _ON_HOST = ("adamw", "adam", "lion")
-_ZERO = frozenset({"zero1", "zero2", "zero3"})
+# Shardings by whose code runs: DeepSpeed's ZeRO, torch's fully_shard
+ZERO = ("zero1", "zero2", "zero3")
+FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 # the offloads that each sharding's own code implements
 _OFFLOADS = {
     "zero1": {"optimizer"},
@@ -244,13 +246,13 @@ def _tensor_parallel(strategy: Strategy, hardware: HardwareChoice) -> str | None
         return f"tensor_parallel {ranks} does not divide {hardware.count} GPUs"
     if within % ranks:
         return f"tensor_parallel {ranks} does not divide the {within} GPUs of a node, and must stay inside one"
-    if strategy.sharding in _ZERO:
+    if strategy.sharding in ZERO:
         return f"tensor_parallel with {strategy.sharding} is not offered; use fsdp, or tensor_parallel 1"
     return None
 
 
 def _sharding(strategy: Strategy, hardware: HardwareChoice) -> str | None:
-    if strategy.precision == "fp16" and strategy.sharding in ("fsdp", "fsdp-grad-op", "hsdp"):
+    if strategy.precision == "fp16" and strategy.sharding in FSDP:
         return f"{strategy.sharding} keeps fp32 weights and casts them, precision fp16 keeps fp16 ones; use fp16-mixed"
     if strategy.sharding != "hsdp":
         return None
@@ -267,7 +269,7 @@ def _offload(strategy: Strategy) -> str | None:
     if strategy.offload not in _OFFLOADS.get(strategy.sharding, set()):
         able = " or ".join(name for name, offloads in _OFFLOADS.items() if strategy.offload in offloads)
         return f"sharding {strategy.sharding} has no offload {strategy.offload}; {able} has"
-    if strategy.sharding in _ZERO and strategy.optimizer not in _ON_HOST:
+    if strategy.sharding in ZERO and strategy.optimizer not in _ON_HOST:
         able = " or ".join(_ON_HOST)
         return f"offload steps the optimizer on the host, which has no {strategy.optimizer}; use {able}"
     if strategy.optimizer == "adamw-8bit":

@@ -6,11 +6,10 @@ memory is used and nothing is computed; torch's own autograd decides what is kep
 
 from __future__ import annotations
 
-import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from catalog.errors import RigplanError
 from planner import models
 from planner.cache import TraceKnobs
+from planner.libraries import collector_at_rest
 from planner.optimizers import build_optimizer, clip_gradients
 from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
@@ -46,7 +46,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
     torch.manual_seed(0)
     given = built.inputs(micro_batch)
     with ExitStack() as stack:
-        stack.enter_context(_no_garbage_collection())
+        stack.enter_context(collector_at_rest())  # tensors die when their last reference goes, never by chance
         devices = None if knobs.mesh is None else stack.enter_context(fsdp.process_group(knobs.mesh))
         recorder = Recorder() if devices is None else ShardedRecorder(fsdp.group_names(devices))
         recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
@@ -305,13 +305,3 @@ def _array(values: list[int]) -> Any:
     import numpy as np
 
     return np.array(values, dtype=np.int64)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Tensors die when their last reference goes, never when a collector happens to run."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

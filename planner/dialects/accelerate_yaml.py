@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from planner.dialects.accelerate import PARALLEL, PRECISIONS
-from planner.dialects.option import FSDP, Option, Written, commented, outside
+from planner.dialects.option import FULL_ONLY, Option, Written, commented, outside
+from planner.strategy import FSDP
 
 
 def write(option: Option) -> Written:
@@ -51,7 +52,7 @@ def write(option: Option) -> Written:
             f"checkpointing {strategy.checkpointing}: switch it on in the model (gradient_checkpointing_enable)"
         )
     if strategy.sharding in FSDP and strategy.checkpointing == "selective":
-        notices.append("checkpointing selective: only full checkpointing can be said, which saves more and is slower")
+        notices.append(FULL_ONLY)
     if option.zero_stage is not None:
         found["deepspeed_config"] = {
             "zero_stage": option.zero_stage,

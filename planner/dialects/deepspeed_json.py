@@ -7,8 +7,9 @@ from typing import Any
 
 from catalog.errors import RigplanError
 from planner.dialects.optimizers import DEEPSPEED_WRITTEN
-from planner.dialects.option import FSDP, Option, Written, outside
+from planner.dialects.option import Option, Written, outside
 from planner.passes.zero import BUCKET_ELEMENTS, LIVE_ELEMENTS
+from planner.strategy import FSDP
 
 LEARNING_RATE = 1e-3  # torch.optim.AdamW's default, which DeepSpeed takes as well
 

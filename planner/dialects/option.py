@@ -12,7 +12,8 @@ from planner.answer import Estimate, HardwareUsed, Plan, StrategyUsed
 from planner.spec import Spec
 
 ZERO_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
-FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
+# What a dialect says that has one kind of checkpointing alone.
+FULL_ONLY = "checkpointing selective: only full checkpointing can be said, which saves more and is slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +152,4 @@ def commented(lines: list[str]) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-__all__ = ["FSDP", "ZERO_STAGES", "Option", "Written", "commented", "outside"]
+__all__ = ["FULL_ONLY", "ZERO_STAGES", "Option", "Written", "commented", "outside"]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from catalog.errors import RigplanError
-from planner.dialects.option import FSDP, Option, Written, commented, outside
+from planner.dialects.option import Option, Written, commented, outside
+from planner.strategy import FSDP
 
 # preset -> torchtitan's model and its flavor: torchtitan/models/{llama3,qwen3}/__init__.py
 MODELS: Mapping[str, tuple[str, str]] = {

@@ -6,7 +6,8 @@ from typing import Any
 
 from planner.dialects import deepspeed_json
 from planner.dialects.optimizers import WRITTEN
-from planner.dialects.option import Option, outside
+from planner.dialects.option import FULL_ONLY, Option, outside
+from planner.strategy import FSDP
 
 
 def trainer_options(option: Option) -> tuple[dict[str, Any], list[str]]:
@@ -51,10 +52,9 @@ def trainer_options(option: Option) -> tuple[dict[str, Any], list[str]]:
 
 def _sharding(option: Option, found: dict[str, Any], notices: list[str]) -> None:
     strategy = option.strategy
-    fsdp = strategy.sharding in ("fsdp", "fsdp-grad-op", "hsdp")
     if strategy.checkpointing == "selective":
-        notices.append("checkpointing selective: only full checkpointing can be said, which saves more and is slower")
-    if fsdp:
+        notices.append(FULL_ONLY)
+    if strategy.sharding in FSDP:
         found["fsdp"] = True
         found["fsdp_config"] = {
             "version": 2,

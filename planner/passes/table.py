@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from planner.collectives import Mesh
 from planner.passes import ddp, fp8, half, offload, zero
-from planner.strategy import HardwareChoice, Strategy, data_parallel
+from planner.strategy import FSDP, ZERO, HardwareChoice, Strategy, data_parallel
 from planner.workload import Workload
 
 # After the trace: the workload and the number of data-parallel ranks to the workload of one of them.
@@ -20,8 +20,7 @@ PASSES: dict[str, Callable[[Workload, int], Workload]] = {
     "hsdp": lambda workload, _: workload,
 }
 # Those whose workload is the same on any number of ranks above one: each holds all, and the link's price is apart.
-ALIKE_ON_ALL_RANKS = ("none", "fsdp", "fsdp-grad-op", "hsdp")
-ZERO = ("zero1", "zero2", "zero3")
+ALIKE_ON_ALL_RANKS = ("none", *FSDP)
 # Traced as one rank alone: all that they add, they add after the trace.
 TRACED_ALONE = ("none", "zero1", "zero2")
 # DeepSpeed computes with weights in the low dtype; its fp32 copies are the pass's.

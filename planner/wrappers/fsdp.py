@@ -94,8 +94,3 @@ class RealStaysReal(TorchDispatchMode):
 def units(module: torch.nn.Module) -> list[torch.nn.Module]:
     """The blocks that are sharded on their own: the repeated ones. What is in none of them is the root's."""
     return checkpointing.blocks(module)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor lies on this rank."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -84,6 +84,14 @@ def test_a_file_that_holds_none_is_refused(tmp_path: Path) -> None:
     assert done.exit_code == 2
 
 
+def test_a_table_of_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
+    table = tmp_path / "prices.csv"
+    table.write_text("source,usd\nmosaicml/llm-foundry,2\n")
+    done = CliRunner().invoke(calibrate, ["tables", str(table)])
+    assert done.exit_code == 2
+    assert "found no column source_where, gpu, n_gpus" in done.output
+
+
 @pytest.mark.slow
 def test_predictions_of_published_runs_get_no_worse() -> None:
     compared = [item for item in compare(read(KEPT)) if item.predicted is not None]
