@@ -187,14 +187,21 @@ def default_offer(accelerator_name: str) -> Offer | None:
     instances of the price per GPU-hour; then the median over the providers. Where nobody lists an on-demand price the
     same rule takes marketplace offers, and says so. Spot prices are never used: they can be taken away.
     """
+    used = in_median(accelerator_name)
+    return _median_offer(used[0].accelerator, used[0].kind, used) if used else None
+
+
+@cache
+def in_median(accelerator_name: str) -> tuple[Offer, ...]:
+    """The offers that `default_offer` is the median of, all of one kind; none where there is no such price."""
     name = _device(accelerator_name)[0]
     newest = _as_date(snapshot_date())
     kinds: tuple[Kind, ...] = ("on-demand", "marketplace")
     for kind in kinds:
         rows = [o for o in cloud_offers() if o.accelerator == name and o.kind == kind and _recent(o, newest)]
         if rows:
-            return _median_offer(name, kind, rows)
-    return None
+            return tuple(rows)
+    return ()
 
 
 def _recent(offer: Offer, newest: datetime.date | None) -> bool:

@@ -189,6 +189,8 @@ def advise(
     gpu = find(choice.gpu)
     changes = [item for item in ADVICE if isinstance(item, Change) and item.when(strategy, gpu)]
     changed = [(_with(strategy, item.fields), choice) for item in changes]
+    told = progress or (lambda _: None)
+    told("what would help: tracing the model with each change (--no-advice leaves this out)")
     answers = _answered(spec, changed, profile, progress)
     pairs: list[Pair] = [
         (_advice(_as_written(item.fields, found, answer), _sets(item), item.why, item.costs, found, answer), item)
@@ -200,14 +202,16 @@ def advise(
             anew = _traced_anew(spec, strategy, choice, item.knobs, profile, progress)
             pairs.append((_advice(item.change, _sets(item), item.why, item.costs, found, anew), item))
         if isinstance(item, ModelChange) and (other := item.apply(spec)) is not None:
+            told(f"what would help: {other[1]}")
             answer = _answered(other[0], [combination], profile, progress)[0]
             if isinstance(answer, Estimate):
                 pairs.append((_advice(other[1], _sets(item), other[2], item.costs, found, answer), item))
     pairs = [pair for pair in pairs if _helps(pair[0], found)]
     pairs.sort(key=lambda pair: -pair[0].saved_seconds)
     helping = [advice for advice, _ in pairs]
-    told = best(helping)
-    return helping, _together(spec, found, combination, [pair for pair in pairs if pair[0] in told], profile, progress)
+    named = best(helping)
+    told("what would help: the best of these together")
+    return helping, _together(spec, found, combination, [pair for pair in pairs if pair[0] in named], profile, progress)
 
 
 def _together(

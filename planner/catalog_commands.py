@@ -15,10 +15,10 @@ from tabulate import tabulate
 from catalog import price, refresh, store, system, units
 from catalog.accelerator import Accelerator
 from catalog.price import Offer
+from planner.report import prices as prices_page
+from planner.report.layout import columns
 
 _WIDTH = 100
-_OFFERS_SHOWN = 12
-_SOURCE_WIDTH = 34
 _NO_BF16 = "no: emulated and about ten times slower than fp16; train in fp16"
 _HEADLINE_DTYPES = ("bf16", "fp16", "tf32", "fp8")
 
@@ -66,7 +66,7 @@ def prices(name: str | None, as_json: bool, ask: bool, from_csv: str | None) -> 
         found = [_offer_json(offer, today) for offer in price.offers(canonical)]
         click.echo(_json(_price_json(canonical, today) | {"offers": found, "assumption": store.assumption(name)}))
         return
-    click.echo(_price_page(canonical, store.assumption(name), today))
+    click.echo(prices_page.page(canonical, store.assumption(name), today, columns(_WIDTH)))
 
 
 def _json(data: Any) -> str:
@@ -188,68 +188,23 @@ def _price_table(names: Sequence[str], today: date) -> str:
         rows.append(
             [
                 name,
-                f"{hourly.usd_per_gpu_hour:.2f}" if hourly else "-",
-                hourly.kind if hourly else "",
+                f"{hourly.usd_per_gpu_hour:.2f}{'' if hourly.kind == 'on-demand' else ' m'}" if hourly else "-",
                 _marked(hourly, today) if hourly else "",
                 f"{bought.amount_usd:,.0f}" if bought else "-",
                 f"{bought.kind} {bought.date}" if bought else "",
             ]
         )
-    headers = ["name", "USD/GPU-h", "kind", "newest", "to buy", "kind, date"]
-    align = ("left", "right", "left", "left", "right", "left")
+    headers = ["name", "USD/GPU-h", "asked", "to buy", "kind, date"]
+    align = ("left", "right", "left", "right", "left")
     table = tabulate(rows, headers, tablefmt="simple", colalign=align, disable_numparse=True)
-    legend = f"USD throughout. !: older than {price.STALE_AFTER_DAYS} days."
-    note = _age_note(price.snapshot_date(), today)
+    legend = (
+        "USD throughout, on-demand by the hour (m: marketplace, where nobody lists on-demand).\n"
+        f"asked: oldest to newest of the offers; !: even the newest is older than {price.STALE_AFTER_DAYS} days."
+    )
+    note = prices_page.age(price.snapshot_date(), today)
     return f"{table}\n\n{legend}\n{note}\nOffers and sources of one: rigplan prices NAME"
 
 
 def _marked(offer: Offer, today: date) -> str:
-    return f"{offer.date}{' !' if offer.is_stale(today) else ''}"
-
-
-def _price_page(name: str, assumption: str, today: date) -> str:
-    hourly, bought = price.default_offer(name), price.purchase_offer(name)
-    lines = [name]
-    if hourly:
-        lines.append(f"A plan uses {hourly.usd_per_gpu_hour:.2f} USD per GPU-hour: {hourly.cost_source}.")
-        lines.append(_age_note(hourly.date, today))
-        lines += [f"Assumed: {hourly.assumption}."] if hourly.assumption else []
-    else:
-        lines.append(price.cost_unknown_reason(name))
-    if bought:
-        asked = f"{bought.kind}, {bought.date or 'undated'}; {bought.source}"
-        lines.append(f"To buy: {units.usd(bought.amount_usd)} ({asked}).")
-    lines += [f"Assumed: {assumption}."] if assumption and not hourly else []
-    found = price.offers(name)
-    lines = [click.wrap_text(line, _WIDTH) for line in lines]
-    if found:
-        rows = [_offer_row(offer) for offer in found[:_OFFERS_SHOWN]]
-        headers = ["USD/GPU-h", "USD", "kind", "provider", "GPUs", "date", "source"]
-        lines.append("")
-        lines.append(tabulate(rows, headers, tablefmt="simple", disable_numparse=True))
-        if len(found) > _OFFERS_SHOWN:
-            lines.append(f"... and {len(found) - _OFFERS_SHOWN} more; all with --json")
-    return "\n".join(lines)
-
-
-def _offer_row(offer: Offer) -> list[str]:
-    return [
-        f"{offer.usd_per_gpu_hour:.2f}" if offer.usd_per_gpu_hour is not None else "",
-        f"{offer.usd:,.0f}" if offer.usd is not None else "",
-        offer.kind,
-        offer.provider,
-        str(offer.count),
-        offer.date or "undated",
-        offer.source.removeprefix("github ")[:_SOURCE_WIDTH].rstrip(),
-    ]
-
-
-def _age_note(newest: str, today: date) -> str:
-    """How old the prices are; loud when they are older than the limit."""
-    age_days = (today - date.fromisoformat(newest)).days
-    if age_days > price.STALE_AFTER_DAYS:
-        return (
-            f"OLD PRICES: the newest is of {newest}, {age_days} days ago (more than {price.STALE_AFTER_DAYS}); "
-            "ask again before you budget."
-        )
-    return f"Newest price of {newest}, {age_days} days ago."
+    since = f"{offer.date_from[:7]} to " if offer.date_from and offer.date_from != offer.date else ""
+    return f"{since}{offer.date}{' !' if offer.is_stale(today) else ''}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import click
 
-from planner.report.layout import WIDTH
+from planner.report.layout import columns
 
 
 @click.command("explain", short_help="Where time and memory go, by operator and module; and what would help.")
@@ -20,15 +18,26 @@ def explain(spec: str, rank: int, every: bool, quick: bool, as_json: bool, profi
     """Where the time and the memory of one combination of SPEC go, and what would help.
 
     The rows add up: those of time to the step, those of memory to the peak. Every piece of advice is an answer to the
-    changed spec, not a rule of thumb. Exit code 1 when it does not fit.
+    changed spec, not a rule of thumb: it takes a trace for each change, and is told after the rest. Exit code 1 when it
+    does not fit.
     """
+    from planner.explained import advised
     from planner.explained import explain as answer
-    from planner.report.explanation import page
+    from planner.report.explanation import advice, page
     from planner.report.progress import Progress
+    from planner.spec import Spec
 
+    asked = Spec.load(spec)
     with Progress() as progress:
-        found = answer(spec, rank=rank, profile=profile, progress=progress, advice=not quick)
-    click.echo(found.model_dump_json(indent=2) if as_json else page(found, width=columns(), every=every))
+        found = answer(asked, rank=rank, profile=profile, progress=progress, advice=as_json and not quick)
+    if as_json:
+        click.echo(found.model_dump_json(indent=2))
+    else:
+        click.echo(page(found, width=columns(), every=every))
+    if not as_json and not quick:  # what is known is told before what takes a trace for each change
+        with Progress() as progress:
+            found = advised(asked, found, profile=profile, progress=progress)
+        click.echo(advice(found, width=columns()))
     if found.estimate.verdict == "does-not-fit":
         raise click.exceptions.Exit(1)
 
@@ -53,9 +62,4 @@ def diff(before: str, after: str, as_json: bool, profile: str) -> None:
     click.echo(found.model_dump_json(indent=2) if as_json else page(found, (before, after), columns()))
 
 
-def columns() -> int:
-    """The width of the terminal, at most what pages are set in; that where there is no terminal."""
-    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-
-
-__all__ = ["columns", "diff", "explain"]
+__all__ = ["diff", "explain"]

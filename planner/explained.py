@@ -29,16 +29,24 @@ def explain(
     """
     spec = Spec.load(source)
     found = chosen(spec, rank, profile, progress)
-    spec = next((one for one in by_model(spec) if one.model.name == found.model), spec)
-    strategy, choice = combination(spec, found, profile)
-    explained = _explained(spec, found, strategy, choice, profile, progress)
-    if not advice:
-        return explained
+    asked = _with_model(spec, found)
+    explained = _explained(asked, found, *combination(asked, found, profile), profile, progress)
+    return advised(spec, explained, profile=profile, progress=progress) if advice else explained
+
+
+def advised(spec: Spec, found: Explanation, *, profile: str = "", progress: Progress | None = None) -> Explanation:
+    """An explanation of a spec with what would help most."""
     from planner.advice import advise
 
-    chosen_one = (strategy, choice)
-    helping, together = advise(spec, explained.estimate, chosen_one, explained.time, profile=profile, progress=progress)
-    return explained.model_copy(update={"advice": helping, "together": together})
+    spec = _with_model(spec, found.estimate)
+    one = combination(spec, found.estimate, profile)
+    helping, together = advise(spec, found.estimate, one, found.time, profile=profile, progress=progress)
+    return found.model_copy(update={"advice": helping, "together": together})
+
+
+def _with_model(spec: Spec, found: Estimate) -> Spec:
+    """The spec of the one of its models that an estimate is of."""
+    return next((one for one in by_model(spec) if one.model.name == found.model), spec)
 
 
 def chosen(spec: Spec, rank: int, profile: str = "", progress: Progress | None = None) -> Estimate:
@@ -88,4 +96,4 @@ def _explained(
     )
 
 
-__all__ = ["chosen", "combination", "explain"]
+__all__ = ["advised", "chosen", "combination", "explain"]

@@ -65,7 +65,7 @@ def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Com
 
 def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress) -> Iterator[Answered]:
     total, done = sum(len(job[1]) for job in jobs), 0
-    progress(f"loading torch and transformers; then {len(jobs)} variants of the model are traced, {workers} at a time")
+    progress(f"loading torch and transformers, then tracing {len(jobs)} variants for {total} combinations")
     with forked(workers, models=jobs[0][0].model.module is None) as pool:
         for answered in pool.imap_unordered(_job, jobs):
             done += len(answered)

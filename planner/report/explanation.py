@@ -38,7 +38,7 @@ SIZES = {
 
 
 def page(found: Explanation, *, width: int = WIDTH, every: bool = False) -> str:
-    """The whole explanation, for a terminal of `width` columns; `every` row instead of the largest."""
+    """The explanation without its advice, for a terminal of `width` columns; `every` row instead of the largest."""
     estimate = found.estimate
     parts = [verdict(estimate), setting(estimate)]
     step = estimate.step
@@ -50,7 +50,6 @@ def page(found: Explanation, *, width: int = WIDTH, every: bool = False) -> str:
     parts += ["", "The largest operators" if not every else "Every operator", _operators(found, width, every)]
     peak = f"{size(estimate.memory.peak_allocated_bytes)} GiB allocated, in {estimate.memory.peak_phase}"
     parts += ["", f"Where the memory goes at the peak: {peak}", _memory(found.memory, width)]
-    parts += _advice(found, width)
     parts += listed("Notes", estimate.notes)
     parts += listed("Assumed", estimate.assumptions)
     parts += listed("Not modelled", estimate.unmodelled)
@@ -129,7 +128,7 @@ def _modules(found: Explanation, width: int, every: bool) -> str:
             sum(module.held_bytes for _, module in rest),
         )
         body.append(_module_row(f"... {len(rest)} others", other, whole, peak))
-    body.append(["waiting (see above)", "", "", "", "", f"{waiting / whole:.1%}", ""])
+    body.append(["waiting, in no module", "", "", "", "", f"{waiting / whole:.1%}", ""])
     body.append(["a step, the peak", "", "", "", "", "100.0%", size(peak)])
     return table(body, ["", "x", "fwd", "bwd", "opt", "share", "GiB"], "lrrrrrr")
 
@@ -201,16 +200,17 @@ def _memory(rows: Sequence[MemoryRow], width: int) -> str:
     return table(body, ["", "GiB", "share", "held by"], "lrrl")
 
 
-def _advice(found: Explanation, width: int) -> list[str]:
+def advice(found: Explanation, *, width: int = WIDTH) -> str:
+    """What would help most, one by one and together."""
     if not found.advice:
-        return []
+        return "\nWhat would help: nothing that was tried makes it better."
     lines = ["", "What would help most: each alone, worked out like the answer above"]
     for place, item in enumerate(found.best_advice, 1):
         lines += [*_wrapped(f"  {place}. {item.change}: {item.why}", width), *_gain(found, item, width)]
     if found.together is not None:
         lines += [*_wrapped(f"  all: {found.together.change}", width), *_gain(found, found.together, width)]
     left = len(found.advice) - len(found.best_advice)
-    return [*lines, f"  ... and {left} more with --json"] if left else lines
+    return "\n".join([*lines, f"  ... and {left} more with --json"] if left else lines)
 
 
 def _gain(found: Explanation, item: Advice, width: int) -> list[str]:
@@ -255,4 +255,4 @@ def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 2]}.."
 
 
-__all__ = ["how", "page"]
+__all__ = ["advice", "how", "page"]

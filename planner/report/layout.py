@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 
 from catalog.units import GIB
 
 WIDTH = 116
+
+
+def columns(most: int = WIDTH) -> int:
+    """The width of the terminal, at most what pages are set in; that where there is no terminal."""
+    return min(most, shutil.get_terminal_size((most, 24)).columns)
 
 
 def size(size_bytes: float) -> str:
@@ -54,4 +60,4 @@ def listed(title: str, lines: Iterable[str]) -> list[str]:
     return ["", title, *wrapped] if wrapped else []
 
 
-__all__ = ["WIDTH", "few_digits", "listed", "several", "size", "span", "table"]
+__all__ = ["WIDTH", "columns", "few_digits", "listed", "several", "size", "span", "table"]

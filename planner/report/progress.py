@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
@@ -13,41 +14,72 @@ if TYPE_CHECKING:
 
 QUIET_SECONDS = 2.0
 BETWEEN_SECONDS = {True: 0.1, False: 5.0}  # counted lines: on a terminal, and elsewhere
+STILL_SECONDS = 10.0  # without a new line, the last is told again
+BEAT_SECONDS = 1.0
 COUNTED = re.compile(r"(\d+) of (\d+)\b")
 BAR_CELLS = 24
 
 
 class Progress:
-    """Called with a line when something begins. On a terminal the line is live, elsewhere lines follow each other."""
+    """Called with a line when something begins. On a terminal the line is live, with the seconds that it takes;
+    elsewhere lines follow each other, and a long one is told again. Inside `with` no stretch is silent."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self.began = time.monotonic()
-        self.counted = float("-inf")
+        self.counted = self.told = float("-inf")  # seconds since `began`
+        self.text = self.last = ""
         self.status: Status | None = None
+        self.left = threading.Event()
+        self.beating: threading.Thread | None = None
 
     def __call__(self, text: str) -> None:
         seconds, live = time.monotonic() - self.began, self.stream.isatty()
-        shown, count = text, COUNTED.match(text)
+        self.text = shown = text
+        count = COUNTED.match(text)
         if count is not None:
             done, total = map(int, count.groups())
             shown = f"{bar(done, total)} {text}"
             if done < total and seconds - self.counted < BETWEEN_SECONDS[live]:
                 return
             self.counted = seconds
+        self.text = shown if live else text
         if live:
             self._live(shown)
         elif seconds >= QUIET_SECONDS:
-            print(f"{seconds:.0f} s: {text}", file=self.stream, flush=True)
+            self._line(seconds)
+
+    def beat(self) -> None:
+        """Tell how long the last line has taken by now; `with` calls this every second."""
+        seconds = time.monotonic() - self.began
+        if not self.text or seconds < QUIET_SECONDS:
+            return
+        if self.stream.isatty():
+            self._live(f"{self.text} ({seconds:.0f} s)")
+        elif seconds - self.told >= STILL_SECONDS:
+            self._line(seconds)
 
     def __enter__(self) -> Self:
+        self.beating = threading.Thread(target=self._beats, daemon=True)
+        self.beating.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.left.set()
+        if self.beating is not None:
+            self.beating.join()
         if self.status is not None:
             self.status.stop()
+
+    def _beats(self) -> None:
+        while not self.left.wait(BEAT_SECONDS):
+            self.beat()
+
+    def _line(self, seconds: float) -> None:
+        print(f"{seconds:.0f} s: {'still ' if self.text == self.last else ''}{self.text}", file=self.stream, flush=True)
+        self.told, self.last = seconds, self.text
 
     def _live(self, text: str) -> None:
         if self.status is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import statistics
 from datetime import date
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from catalog import store
+from catalog import price, store
 from catalog.errors import RigplanError
 from planner import catalog_commands
 from planner.catalog_commands import gpus, prices
@@ -129,7 +131,33 @@ def test_the_prices_of_one_gpu_are_dated_and_sourced() -> None:
     page = _run(prices, "a6000")
     assert "A plan uses 0.47 USD per GPU-hour: on-demand, median of 11 offers by 8 providers." in page
     assert "OLD PRICES: the newest is of 2026-05-24, 190 days ago (more than 90)" in page
-    assert "2026-05-24  tardellirs/gpu-pricing" in page
+    assert re.search(r"^ +1  tardellirs/gpu-pricing src/data/offerings.json @8f09a68$", page, re.MULTILINE)
+
+
+def test_the_rows_of_providers_add_up_to_the_median_that_a_plan_uses() -> None:
+    page = _run(prices, "h100-sxm5-80gb")
+    hourly = page.partition("each provider by the median of its offers")[2].partition("\n\n")[0]
+    rows = [line.split() for line in hourly.splitlines()[3:]]
+    *providers, (usd, _, _, offers, *dates) = rows
+    assert f"{usd} USD per GPU-hour: on-demand, median of {offers} offers by {len(providers)} providers" in page
+    assert sum(int(row[2]) for row in providers) == int(offers)
+    assert statistics.median(float(row[0]) for row in providers) == float(usd)
+    assert "".join(dates) == "2026-01-21to2026-09-06"
+    assert "24 of the 28 offers are older than 90 days" in page
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("name", ["h100-sxm5-80gb", "rtx-4090", "titan-rtx"])
+def test_the_prices_of_one_gpu_keep_to_the_terminal_with_whole_sources(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    page = _run(prices, name)
+    assert max(map(len, page.splitlines())) <= columns
+    told = "".join(page.partition("Sources")[2].split())
+    for offer in price.offers(name):
+        if offer.usd is None:
+            assert "".join(offer.source.partition("; its source")[0].removeprefix("github ").split()) in told
 
 
 def test_a_snapshot_older_than_90_days_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from planner.advice import ADVICE, Change, advise
 from planner.explained import explain
 from planner.explanation import Advice, Explanation, best
 from planner.padding import config_of, padded_vocabulary, padded_widths
-from planner.report.explanation import page
+from planner.report.explanation import advice as told
 from planner.spec import Spec
 from tests.planner.test_search import spec
 
@@ -62,7 +62,7 @@ def test_three_are_named_and_answered_together(naive: Explanation) -> None:
     assert len(naive.best_advice) == 3
     assert naive.together is not None
     assert naive.together.saved_seconds > naive.advice[0].saved_seconds
-    text = page(naive, width=80)
+    text = told(naive, width=80)
     assert "What would help most" in text
     assert all(f"{place}. {item.change}" in text for place, item in enumerate(naive.best_advice, 1))
     assert max(map(len, text.splitlines())) <= 80
@@ -84,6 +84,8 @@ def test_where_nothing_helps_nothing_is_said() -> None:
     helping, together = advise(asked, found, combination(asked, found), [])
     assert [item.change for item in helping if not item.change.startswith("vocab_size")] == []
     assert together is None
+    nothing = explain(asked, advice=False)
+    assert "nothing that was tried makes it better" in told(nothing)
 
 
 @pytest.mark.slow

@@ -127,6 +127,18 @@ def test_progress_is_silent_while_it_is_quick_and_plain_off_a_terminal(monkeypat
     assert stream.getvalue() == "5 s: tracing more\n"
 
 
+def test_no_stretch_of_a_long_wait_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StringIO()
+    progress = Progress(stream)
+    progress("tracing")
+    progress.beat()
+    assert stream.getvalue() == ""
+    for _ in range(4):
+        monkeypatch.setattr(progress, "began", progress.began - 6)
+        progress.beat()
+    assert stream.getvalue() == "6 s: tracing\n18 s: still tracing\n"
+
+
 def test_counted_progress_is_a_bar_on_a_terminal_and_seldom_a_line_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bar(25, 100) == "━━━━━━────────────────── 25 %"
     assert bar(100, 100).startswith("━" * 24)
