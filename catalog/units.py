@@ -225,7 +225,7 @@ def bandwidth(bytes_per_s: float) -> str:
 
 
 def count(number: float) -> str:
-    """``300B``, ``1.28M``, ``143000``: exact below a million."""
+    """``300B``, ``1.28M``, ``143,000``: exact below a million."""
     if abs(number) < 1e6:
-        return f"{number:.10g}"
+        return f"{number:,.10g}"
     return _prefixed(number, ((1e12, "T"), (1e9, "B"), (1e6, "M")), digits=4)

@@ -14,6 +14,7 @@ from catalog.errors import RigplanError
 from planner.answer import Estimate, Plan
 from planner.explained import explain
 from planner.explanation import Explanation
+from planner.padding import config_of
 from planner.search import Progress
 from planner.spec import Spec
 
@@ -97,8 +98,19 @@ def _read(source: str, profile: str, progress: Progress | None) -> _Side:
         raise RigplanError(f"{source}: is no answer of this version ({error.error_count()} fields differ)") from None
     spec = Spec.load(saved if isinstance(saved, Mapping) and source == "-" else source)
     found = explain(spec, profile=profile, progress=progress, advice=False)
+    return _Side(estimate=found.estimate, explanation=found, asked=_asked(spec))
+
+
+def _asked(spec: Spec) -> dict[str, Any]:
+    """The model and the data of a spec; a model known by name with the config that it stands for."""
     asked = spec.model_dump(mode="json", include={"model", "data"})
-    return _Side(estimate=found.estimate, explanation=found, asked=asked)
+    config = config_of(spec)
+    if config is not None:
+        asked["model"] |= {
+            "name": spec.model.name or f"a {config.get('model_type', 'model')} by config",
+            "config": config,
+        }
+    return asked
 
 
 def _saved(source: str) -> Any:
@@ -117,17 +129,23 @@ def _saved(source: str) -> Any:
 
 
 def _knobs(one: _Side, two: _Side) -> list[Changed]:
-    flat_one, flat_two = (dict(_flat(side)) for side in (one, two))
-    names = dict.fromkeys([*flat_one, *flat_two])
+    """What was asked differently. A config need not say what another says, which is no difference then; an answer that
+    was saved without its spec is compared by what it says itself."""
+    both = bool(one.asked and two.asked)
+    flat_one, flat_two = (dict(_flat(side, both)) for side in (one, two))
+    said = {*flat_one} & {*flat_two}
+    names = [
+        name for name in dict.fromkeys([*flat_one, *flat_two]) if not name.startswith("model.config.") or name in said
+    ]
     pairs = [(name, flat_one.get(name, ""), flat_two.get(name, "")) for name in names]
     return [Changed(name=name, before=low, after=high) for name, low, high in pairs if low != high]
 
 
-def _flat(side: _Side) -> Iterable[tuple[str, str]]:
+def _flat(side: _Side, with_asked: bool) -> Iterable[tuple[str, str]]:
     """Everything that was asked, by its dotted name, as text."""
     estimate = side.estimate
     parts = {
-        **side.asked,
+        **(side.asked if with_asked else {}),
         "training": estimate.strategy.model_dump(mode="json"),
         "hardware": estimate.hardware.model_dump(mode="json", exclude=set(DERIVED)),
     }
@@ -138,7 +156,7 @@ def _leaves(value: Any, name: str) -> Iterable[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, f"{name}.{key}".lstrip("."))
-    elif value is not None and name != "model.attention":  # the strategy says which of its choices
+    elif value is not None and name not in ("model.attention", "model.task"):  # the strategy and the model say those
         yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

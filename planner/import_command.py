@@ -10,6 +10,7 @@ import click
 from planner.dialects.document import Document
 from planner.dialects.imported import DEFAULT_GPU, imported
 from planner.dialects.table import DIALECTS
+from planner.report.layout import several
 
 READ = [name for name, dialect in DIALECTS.items() if dialect.looks_so is not None]
 
@@ -63,10 +64,15 @@ def import_(
         return
     click.echo(found.text(), nl=False)
     if not sys.stdout.isatty():  # the comments go down the pipe; what matters most is told beside it
-        assumed = [words for words in found.assumed if words.startswith(f"gpu {DEFAULT_GPU}: ")]
-        left_out = [f"not understood, and left out: {option}" for option in found.not_understood]
-        for line in assumed + left_out:
+        for line in [*_guessed(found.assumed), *(f"not understood: {option}" for option in found.not_understood)]:
             click.echo(f"rigplan: {line}", err=True)
+
+
+def _guessed(assumed: list[str]) -> list[str]:
+    if not any(words.startswith(f"gpu {DEFAULT_GPU}: ") for words in assumed):
+        return []
+    others = f", and {several(len(assumed) - 1, 'other thing')}" if len(assumed) > 1 else ""
+    return [f"assumed the GPU ({DEFAULT_GPU}){others}; comments at the top of the spec say all"]
 
 
 __all__ = ["import_"]

@@ -23,8 +23,9 @@ def models(word: str | None, as_json: bool) -> None:
         keys = ("name", "family", "hub", "task", "parameters", "source")
         click.echo(json.dumps([{key: getattr(item, key) for key in keys} for item in found], indent=2))
         return
-    from planner.report.layout import table
+    from planner.report.layout import several, table
 
     rows = [[item.name, item.task, count(item.parameters), item.hub] for item in found]
     click.echo(table(rows, ["name", "task", "parameters", "hub id"], "llrl"))
-    click.echo(f"\n{len(rows)} models. Any other: model.config (a transformers config) or model.module (a factory).")
+    others = "Any other: model.config (a transformers config) or model.module (a factory)."
+    click.echo(f"\n{several(len(rows), 'model')}. {others}")

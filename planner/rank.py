@@ -11,13 +11,17 @@ from planner.spec import Spec
 
 Key = tuple[float, ...]
 
+# What a plan that may not fit has to save, in USD or days, to stand before one that fits: less is not worth the risk.
+RISK = 0.05
+
 
 def ranked(estimates: Sequence[Estimate], objective: str) -> list[Estimate]:
-    """Best first. Equal ones keep the order of the spec; without a price they come last, by time."""
+    """Best first. Equal ones keep the order of the spec; without a price they come last, by time. By cost and by time a
+    borderline plan stands where one that fits would stand for RISK more."""
     front = {id(item) for item in pareto(estimates)} if objective == "pareto" else set()
     orders: dict[str, Callable[[Estimate], Key]] = {
-        "cost": lambda item: (*_cost(item), _time(item)),
-        "time": lambda item: (_time(item), *_cost(item)),
+        "cost": lambda item: (*_cost(item, _risk(item)), _time(item)),
+        "time": lambda item: (_risk(item) * _time(item), *_cost(item)),
         "amount": lambda item: (-_amount(item), *_cost(item)),
         "model": lambda item: (-item.parameters, *_cost(item), _time(item)),
         "pareto": lambda item: (float(id(item) not in front), _time(item), *_cost(item)),
@@ -86,12 +90,16 @@ def _time(item: Estimate) -> float:
     return float(item.memory.device_bytes)
 
 
-def _cost(item: Estimate) -> tuple[float, float]:
+def _cost(item: Estimate, risk: float = 1.0) -> tuple[float, float]:
     """(0, USD) where a price is known; (1, units) where only a programme's units are; else (2, 0)."""
     run: Run | Campaign | None = item.campaign or item.run
     if run is None or (run.cost_usd is None and run.units is None):
         return (2.0, 0.0)
-    return (1.0, run.units or 0.0) if run.cost_usd is None else (0.0, run.cost_usd)
+    return (1.0, risk * (run.units or 0.0)) if run.cost_usd is None else (0.0, risk * run.cost_usd)
+
+
+def _risk(item: Estimate) -> float:
+    return 1 + RISK * (item.verdict == "borderline")
 
 
 def _amount(item: Estimate) -> float:
@@ -99,4 +107,4 @@ def _amount(item: Estimate) -> float:
     return item.within_budget.samples if item.within_budget is not None else 0.0
 
 
-__all__ = ["over_budget", "pareto", "question", "ranked"]
+__all__ = ["RISK", "over_budget", "pareto", "question", "ranked"]

@@ -13,6 +13,7 @@ KNOWN = {
     "prior": "from published efficiencies",
     "ideal": "from the datasheet alone",
 }
+WORDS = "floor: the datasheet at its best; host-bound: waiting for Python; MFU: model FLOP over the dense peak"
 
 
 def page(found: Estimate) -> str:
@@ -109,7 +110,7 @@ def _step(found: Estimate, step: Step) -> list[str]:
         if speed.tokens_per_second_per_gpu is not None:
             facts.append(f"{few_digits(speed.tokens_per_second_per_gpu)} tokens/s a GPU")
         facts.append(f"MFU {speed.mfu:.0%}")
-    return [*lines, f"  {', '.join(facts)}"]
+    return [*lines, f"  {', '.join(facts)}", f"  {WORDS}"]
 
 
 def _run(run: Run) -> list[str]:

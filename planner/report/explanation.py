@@ -18,6 +18,10 @@ NARROW = 100  # columns; below, tables leave out what can be left out
 NUMBERS_WIDTH = 50  # columns of a table of modules beside their names
 LARGEST, HOLDER = 2, 30  # modules named for each kind of memory, and columns for each name
 WHOLE_MODEL, OPTIMIZER, COMPILED = "(the model itself)", "(optimizer)", "(compiled graphs)"
+WORDS = (
+    "  of peak: share of the datasheet's FLOP or bytes a second, whichever bounds it; launch: shorter than the host takes "
+    "to issue it; known: measured on this GPU, transferred from others, or prior: published"
+)
 PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 # The sizes of a shape worth a column, by kind; what is not here shows all but the flags.
 SIZES = {
@@ -45,7 +49,7 @@ def page(found: Explanation, *, width: int = WIDTH, every: bool = False) -> str:
     if step is not None:
         between = f"{seconds(step.low_seconds)} to {seconds(step.high_seconds)}"
         parts += ["", f"A step takes {seconds(step.seconds)} ({between}), {step.known}"]
-    parts += ["", "Where the time goes", _kinds(found.time, width, every)]
+    parts += ["", "Where the time goes", _kinds(found.time, width, every), *_wrapped(WORDS, width)]
     parts += ["", "By module: milliseconds of a step, and GiB at the peak", _modules(found, width, every)]
     parts += ["", "The largest operators" if not every else "Every operator", _operators(found, width, every)]
     peak = f"{size(estimate.memory.peak_allocated_bytes)} GiB allocated, in {estimate.memory.peak_phase}"

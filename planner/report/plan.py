@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 
 from catalog.units import seconds
 from planner.answer import Campaign, Estimate, Excluded, HardwareUsed, Plan, Run, StrategyUsed
+from planner.rank import RISK
 from planner.report import burn, campaign, stages
 from planner.report.layout import WIDTH, few_digits, listed, several, size, span, table
 
 SHOWN = 30  # rows of a table before the rest is only counted
 REASON_EXAMPLES = 3
+MUCH_FASTER = 2  # times: such a plan is told beside the cheapest, where no one has said how long it may take
 ANY_NUMBER = re.compile(r"\d[\d,.]*")
 
 
@@ -61,7 +64,16 @@ def _head(found: Plan) -> str:
             f"its memory is {best.verdict}; "
             + (f"best that surely fits: {_told(sure)}" if sure else "none surely fits")
         )
+    quick = min(found.pareto, key=_days, default=best)
+    unlimited = found.question.startswith("the cheapest") and "finishes" not in found.question
+    if unlimited and MUCH_FASTER * _days(quick) < _days(best):
+        lines += [f"the fastest: {_told(quick)}", "--within TIME, such as 30d, asks for the cheapest done by then"]
     return "\n".join(lines)
+
+
+def _days(item: Estimate) -> float:
+    run = item.campaign or item.run
+    return run.days if run is not None else 0.0
 
 
 def _told(item: Estimate) -> str:
@@ -156,9 +168,11 @@ def _legend(found: Plan) -> str:
         words.insert(0, "* on the front of time and cost.")
     if any(item.step for item in found.ranked):
         words.append("known: the step time.")
+    if any(item.verdict == "borderline" for item in found.ranked):
+        words.append(f"borderline: may not fit, and ranks as if it took {RISK:.0%} more.")
     if any(item.campaign for item in found.ranked):
         words.append("days, USD: of the whole campaign.")
-    return "\n".join([" ".join(words), *listed("Prices", prices(found))])
+    return "\n".join([*textwrap.wrap(" ".join(words), WIDTH), *listed("Prices", prices(found))])
 
 
 def prices(found: Plan) -> list[str]:

@@ -127,7 +127,7 @@ def test_printing() -> None:
     assert units.flop_rate(1979e12) == "1,979 TFLOP/s"
     assert units.bandwidth(3.35e12) == "3.35 TB/s"
     assert units.count(3e11) == "300B"
-    assert units.count(143000) == "143000"
+    assert units.count(143000) == "143,000"
     assert str(DataTotal("epochs", 90, 1.28e6)) == "90 epochs of 1.28M samples"
 
 

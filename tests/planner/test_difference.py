@@ -18,6 +18,10 @@ from tests.planner.test_search import spec
 BEFORE: Mapping[str, Any] = spec({"micro_batch": 4, "global_batch": 16})
 AFTER: Mapping[str, Any] = spec({"micro_batch": 16, "global_batch": 16, "optimizer_implementation": "fused"})
 
+SMALL_NEOX = {  # pythia-14m with a larger vocabulary
+    "vocab_size": 50432, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4,
+}  # fmt: skip
+
 
 def run(*arguments: object, **options: str) -> Result:
     return CliRunner().invoke(rigplan, [str(argument) for argument in arguments], catch_exceptions=False, **options)
@@ -68,6 +72,28 @@ def test_one_side_may_come_from_standard_input(files: tuple[Path, Path]) -> None
     done = run("diff", "-", files[1], "--json", input=files[0].read_text())
     assert json.loads(done.stdout)["knobs"] == json.loads(run("diff", *files, "--json").stdout)["knobs"]
     assert run("diff", "-", "-", input="").exit_code == 2
+
+
+def test_a_model_by_name_and_one_by_config_differ_in_what_both_say(files: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    own = {**dict(BEFORE), "model": {"name": "pythia-14m"}}
+    one.write_text(yaml.safe_dump(own))
+    two.write_text(yaml.safe_dump({**own, "model": {"config": {"model_type": "gpt_neox", **SMALL_NEOX}}}))
+    knobs = {
+        item["name"]: (item["before"], item["after"])
+        for item in json.loads(run("diff", one, two, "--json").stdout)["knobs"]
+    }
+    assert knobs == {
+        "model.name": ("pythia-14m", "a gpt_neox by config"),
+        "model.config.vocab_size": ("50304", "50432"),
+    }
+
+
+def test_an_answer_saved_without_its_spec_is_compared_by_what_it_says(files: tuple[Path, Path], tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    saved.write_text(run("estimate", files[0], "--json").stdout)
+    names = {item["name"] for item in json.loads(run("diff", saved, files[1], "--json").stdout)["knobs"]}
+    assert names == {"training.micro_batch", "training.accumulation", "training.optimizer_implementation"}
 
 
 def test_two_equal_specs_differ_in_nothing(files: tuple[Path, Path]) -> None:

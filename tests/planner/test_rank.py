@@ -23,6 +23,14 @@ def test_by_time_the_quickest_comes_first_with_or_without_a_price() -> None:
     assert ranked(ALL, "time") == [QUICK, MIDDLE, UNPRICED, SLOW_UNPRICED, CHEAP, BEATEN]
 
 
+def test_a_borderline_plan_does_not_stand_before_a_fitting_one_of_near_equal_cost() -> None:
+    unsure, sure = estimate(days=464, usd=2229, verdict="borderline"), estimate(days=477, usd=2291)
+    far_dearer = estimate(days=500, usd=2400)
+    assert ranked([unsure, far_dearer, sure], "cost") == [sure, unsure, far_dearer]
+    assert ranked([unsure, far_dearer, sure], "time") == [sure, unsure, far_dearer]
+    assert pareto([unsure, sure]) == [unsure]  # the front is of time and cost alone; the verdict stands beside it
+
+
 def test_pareto_puts_the_front_before_what_it_beats() -> None:
     assert ranked(ALL, "pareto") == [QUICK, MIDDLE, CHEAP, UNPRICED, SLOW_UNPRICED, BEATEN]
 

@@ -87,6 +87,18 @@ def test_a_best_plan_that_may_not_fit_names_the_one_that_surely_does() -> None:
     assert head.startswith("its memory is borderline; best that surely fits: 1 x rtx-a6000")
 
 
+def test_a_slow_winner_by_cost_names_the_fastest_and_the_option_that_limits_time() -> None:
+    cheap, quick = estimate("rtx-3090", days=477, usd=2291), estimate("h100-sxm5-80gb", 8, days=7, usd=4679)
+    found = Plan(ranked=[cheap, quick], pareto=[quick, cheap], question="the cheapest")
+    head = plan.page(found).splitlines()
+    assert head[2].startswith("the fastest: 8 x h100-sxm5-80gb")
+    assert head[3].startswith("--within TIME")
+    limited = found.model_copy(update={"question": "the cheapest that finishes in 500 days"})
+    assert "--within" not in plan.page(limited)
+    near = found.model_copy(update={"ranked": [cheap], "pareto": [cheap]})
+    assert "--within" not in plan.page(near)
+
+
 def test_a_long_plan_shows_the_best_and_what_else_is_on_the_front() -> None:
     rows = [estimate("rtx-3090", days=100 + at, usd=1000 + at) for at in range(40)]
     quick = estimate("h100-sxm5-80gb", days=1, usd=9000)
