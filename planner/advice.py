@@ -227,9 +227,10 @@ def _together(
     if len(taken) < 2:
         return None
     fields: dict[str, Any] = {}
-    for _, item in taken:
-        if isinstance(item, Change):
-            fields |= item.fields
+    for advice, item in taken:
+        if isinstance(item, Change):  # with the micro-batch that it has found alone: no search, no traces for one
+            found_anew = {"micro_batch": advice.estimate.strategy.micro_batch} if "micro_batch" in item.fields else {}
+            fields |= {**item.fields, **found_anew}
         elif isinstance(item, ModelChange) and (other := item.apply(spec)) is not None:
             spec = other[0]
     strategy, choice = combination

@@ -100,9 +100,8 @@ class Workloads:
             path = self._path(knobs, micro_batch)
             found = load(path)
             if found is None:
-                self.progress(
-                    f"tracing {self.title} at micro-batch {micro_batch} ({knobs.precision}, {knobs.attention})"
-                )
+                how = f"{knobs.precision}, {knobs.attention}{', compiled: a minute or more' if knobs.compile else ''}"
+                self.progress(f"tracing {self.title} at micro-batch {micro_batch} ({how})")
                 found = self._trace(knobs, micro_batch)
                 save(found, path)
             self._known[key] = found
@@ -134,7 +133,9 @@ class Workloads:
     @property
     def title(self) -> str:
         model = self.model
-        return model.name or model.module or (model.config if isinstance(model.config, str) else "the given config")
+        if isinstance(model.config, dict):
+            return f"{model.config.get('model_type', 'a model')} by config"
+        return model.name or model.module or model.config or ""
 
     def _settled(self, knobs: TraceKnobs) -> TraceKnobs:
         """Knobs with what stage 3 of ZeRO keeps gathered, which the model's size decides."""

@@ -5,6 +5,7 @@ Exit codes: 0 yes; 1 does not fit, or nothing within the budget; 2 wrong input, 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -65,6 +66,11 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except RigplanError as error:
             _refuse(error)
+        except BrokenPipeError:  # whoever reads has read enough, which is no mistake; click itself would exit with 1
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(YES) from None
+        except OSError as error:
+            _refuse(RigplanError(f"{error.filename or 'standard output'}: {error.strerror}"))
 
 
 def _refuse(error: RigplanError) -> NoReturn:
@@ -238,9 +244,6 @@ def main() -> None:
     except click.ClickException as error:
         _show(error)
         sys.exit(WRONG_INPUT)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(YES)
     sys.exit(code if isinstance(code, int) else YES)
 
 

@@ -120,11 +120,11 @@ def _saved(source: str) -> Any:
 
         try:
             return yaml.safe_load(sys.stdin.read())
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise RigplanError("standard input: is neither a spec nor a saved answer") from None
     try:
         return json.loads(Path(source).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None  # a spec, which says itself what is wrong with it
 
 

@@ -183,7 +183,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise RigplanError(f"{where}: cannot be read ({error.strerror}); wanted a YAML spec") from None
     except UnicodeDecodeError:
         raise RigplanError(f"{where}: is not UTF-8 text; wanted a YAML spec") from None
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError from a date that is none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a date that is none; of brackets without end
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise RigplanError(f"{where}:{line} is not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None

@@ -56,7 +56,7 @@ class Document:
 def _mapping(text: str, source: str) -> Mapping[str, Any] | None:
     try:
         found = yaml.safe_load(text)  # JSON is YAML too, but for tabs and a few numbers
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         found = None
     if text.lstrip().startswith("{") and '"' in text:
         try:
@@ -64,6 +64,8 @@ def _mapping(text: str, source: str) -> Mapping[str, Any] | None:
         except json.JSONDecodeError as error:
             if found is None:
                 raise RigplanError(f"{source}: line {error.lineno} is not JSON ({error.msg})") from None
+        except RecursionError:
+            raise RigplanError(f"{source}: is nested too deeply; wanted a config") from None
     names = found if isinstance(found, dict) else {}
     # a command with a colon in it is a mapping for YAML too, but its key is no name
     return found if names and all(isinstance(key, str) and NAME.fullmatch(key) for key in names) else None

@@ -19,8 +19,8 @@ NUMBERS_WIDTH = 50  # columns of a table of modules beside their names
 LARGEST, HOLDER = 2, 30  # modules named for each kind of memory, and columns for each name
 WHOLE_MODEL, OPTIMIZER, COMPILED = "(the model itself)", "(optimizer)", "(compiled graphs)"
 WORDS = (
-    "  of peak: share of the datasheet's FLOP or bytes a second, whichever bounds it; launch: shorter than the host takes "
-    "to issue it; known: measured on this GPU, transferred from others, or prior: published"
+    "  of peak: share of the datasheet's FLOP or bytes a second, whichever bounds it; launch: shorter than the host "
+    "takes to issue it; known: measured on this GPU, transferred from others, or prior: published"
 )
 PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 # The sizes of a shape worth a column, by kind; what is not here shows all but the flags.

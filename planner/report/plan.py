@@ -67,13 +67,23 @@ def _head(found: Plan) -> str:
     quick = min(found.pareto, key=_days, default=best)
     unlimited = found.question.startswith("the cheapest") and "finishes" not in found.question
     if unlimited and MUCH_FASTER * _days(quick) < _days(best):
-        lines += [f"the fastest: {_told(quick)}", "--within TIME, such as 30d, asks for the cheapest done by then"]
+        lines += [
+            f"the fastest: {_told(quick)}",
+            f"--within {_about_half(best)} asks for the cheapest that is done by then",
+        ]
     return "\n".join(lines)
 
 
 def _days(item: Estimate) -> float:
     run = item.campaign or item.run
     return run.days if run is not None else 0.0
+
+
+def _about_half(item: Estimate) -> str:
+    """Half of the time that a plan takes, in one digit, as an option takes it: ``200d``, ``8h``."""
+    half_days = _days(item) / 2
+    number, unit = (half_days, "d") if half_days >= 1 else (24 * half_days, "h")
+    return f"{float(f'{number:.1g}'):g}{unit}"
 
 
 def _told(item: Estimate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ("- a\n- list\n", "wanted a mapping"),
         ("model: [unclosed\n", "is not YAML"),
         ("", "found nothing"),
+        ("[" * 5000, "is not YAML"),
     ],
 )
 def test_a_mistake_in_a_spec_is_told_in_a_line(content: Any, words: str, spec_file: Write, told: Told) -> None:
@@ -123,3 +125,22 @@ def test_two_mistakes_are_two_lines(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert all(line.startswith("rigplan: error: ") for line in lines)
+
+
+@pytest.mark.parametrize("command", ["import", "diff"])
+def test_brackets_without_end_are_told_in_a_line(command: str, spec_file: Write, told: Told, tmp_path: Path) -> None:
+    endless = tmp_path / "endless.json"
+    endless.write_text('{"a":' * 5000)
+    assert "endless.json: is" in told(command, endless, *([spec_file(spec())] if command == "diff" else []))
+
+
+def test_a_pipe_that_is_closed_early_is_no_mistake(root: Path) -> None:
+    command = "from planner.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "spec", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert (process.wait(), process.stderr.read()) == (0, b"")
+    process.stderr.close()

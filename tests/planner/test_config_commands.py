@@ -113,7 +113,8 @@ def test_an_import_loads_neither_torch_nor_transformers(root: Path) -> None:
     assumed = done.stdout.partition("# assumed:\n")[2].partition("# not understood")[0]
     others = assumed.count("#   - ") - 1
     assert done.stderr.splitlines() == [
-        f"rigplan: assumed the GPU (h100-sxm5-80gb), and {others} other things; comments at the top of the spec say all",
+        f"rigplan: assumed the GPU (h100-sxm5-80gb), and {others} other things; "
+        "comments at the top of the spec say all",
         "rigplan: not understood: --foo 3",
     ]
     assert yaml.safe_load(done.stdout)["training"]["micro_batch"] == 8

@@ -92,7 +92,7 @@ def test_a_slow_winner_by_cost_names_the_fastest_and_the_option_that_limits_time
     found = Plan(ranked=[cheap, quick], pareto=[quick, cheap], question="the cheapest")
     head = plan.page(found).splitlines()
     assert head[2].startswith("the fastest: 8 x h100-sxm5-80gb")
-    assert head[3].startswith("--within TIME")
+    assert head[3] == "--within 200d asks for the cheapest that is done by then"
     limited = found.model_copy(update={"question": "the cheapest that finishes in 500 days"})
     assert "--within" not in plan.page(limited)
     near = found.model_copy(update={"ranked": [cheap], "pareto": [cheap]})
