@@ -29,6 +29,7 @@ from planner.strategy import HardwareChoice, Strategy
 SHOWN_ABOVE = 0.005  # of the step: less is within what the estimate itself is good for
 FUSED = ("adamw", "adam", "sgd")
 FULL_PRECISION = ("fp32", "tf32")
+USUALLY_BEST = ("precision", "attention", "compile")
 
 When = Callable[[Strategy, Accelerator], bool]
 
@@ -191,7 +192,9 @@ def advise(
     changed = [(_with(strategy, item.fields), choice) for item in changes]
     told = progress or (lambda _: None)
     told("what would help: tracing the model with each change (--no-advice leaves this out)")
-    answers = _answered(spec, changed, profile, progress)
+    answers = _answered(spec, [*changed, *_likely_together(changes, strategy, choice)], profile, progress)[
+        : len(changed)
+    ]
     pairs: list[Pair] = [
         (_advice(_as_written(item.fields, found, answer), _sets(item), item.why, item.costs, found, answer), item)
         for item, answer in zip(changes, answers, strict=True)
@@ -212,6 +215,17 @@ def advise(
     named = best(helping)
     told("what would help: the best of these together")
     return helping, _together(spec, found, combination, [pair for pair in pairs if pair[0] in named], profile, progress)
+
+
+def _likely_together(
+    changes: Sequence[Change], strategy: Strategy, choice: HardwareChoice
+) -> list[tuple[Strategy, HardwareChoice]]:
+    """What will most likely be the best together: it is traced beside the compiled model alone, which takes as long as
+    all else, and is at hand when it is asked for. Nothing where that would be no other combination."""
+    fields: dict[str, Any] = {}
+    for item in changes:
+        fields |= {name: value for name, value in item.fields.items() if name in USUALLY_BEST}
+    return [(_with(strategy, fields), choice)] if "compile" in fields and len(fields) > 1 else []
 
 
 def _together(

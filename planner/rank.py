@@ -50,7 +50,8 @@ def over_budget(estimate: Estimate, budget: BudgetSpec | None) -> str | None:
     said, most_days = [], budget.most_days
     if most_days is not None and run.days > most_days:
         until = f" until {budget.deadline}" if budget.deadline is not None and most_days != budget.days else ""
-        said.append(f"{days(run.days)} is over the {most_days:g} days{until} by {days(run.days - most_days)}")
+        limit = f"{most_days:g} day{'' if most_days == 1 else 's'}"
+        said.append(f"{days(run.days)} is over the {limit}{until} by {days(run.days - most_days)}")
     if budget.usd is not None and run.cost_usd is None:
         said.append(f"its cost is not known, so it cannot be held to {usd(budget.usd)}")
     elif budget.usd is not None and run.cost_usd is not None and run.cost_usd > budget.usd:

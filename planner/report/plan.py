@@ -177,7 +177,7 @@ def _legend(found: Plan) -> str:
     if len(found.ranked) > 1 and found.pareto:
         words.insert(0, "* on the front of time and cost.")
     if any(item.step for item in found.ranked):
-        words.append("known: the step time.")
+        words.append("known: the step.")
     if any(item.verdict == "borderline" for item in found.ranked):
         words.append(f"borderline: may not fit, and ranks as if it took {RISK:.0%} more.")
     if any(item.campaign for item in found.ranked):
