@@ -8,7 +8,6 @@ In a console block the lines after a command are lines that it prints, in their 
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -60,11 +59,10 @@ def blocks(page: str, text: str) -> Iterator[Block]:
 
 def printed(command: str) -> list[str]:
     """The lines that a command prints on standard output, in a copy of the examples."""
-    os.environ["COLUMNS"] = "120"
     with tempfile.TemporaryDirectory() as folder:
         copytree(ROOT / "examples", Path(folder) / "examples")
         with chdir(folder):
-            done = CliRunner().invoke(rigplan, shlex.split(command), catch_exceptions=False)
+            done = CliRunner(env={"COLUMNS": "120"}).invoke(rigplan, shlex.split(command), catch_exceptions=False)
     if done.exit_code != 0:
         raise ValueError(f"rigplan {command}: {done.stderr}")
     return [line.rstrip() for line in done.stdout.splitlines()]

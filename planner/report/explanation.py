@@ -44,7 +44,7 @@ SIZES = {
 def page(found: Explanation, *, width: int = WIDTH, every: bool = False) -> str:
     """The explanation without its advice, for a terminal of `width` columns; `every` row instead of the largest."""
     estimate = found.estimate
-    parts = [verdict(estimate), setting(estimate)]
+    parts = [verdict(estimate), *(line for told in setting(estimate).splitlines() for line in _wrapped(told, width))]
     step = estimate.step
     if step is not None:
         between = f"{seconds(step.low_seconds)} to {seconds(step.high_seconds)}"
