@@ -65,11 +65,14 @@ def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Com
 
 def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress) -> Iterator[Answered]:
     total, done = sum(len(job[1]) for job in jobs), 0
+    compiled = sum(strategy.compile for job in jobs for strategy, _ in job[1])
     progress(f"loading torch and transformers, then tracing {len(jobs)} variants for {total} combinations")
     with forked(workers, models=jobs[0][0].model.module is None) as pool:
         for answered in pool.imap_unordered(_job, jobs):
             done += len(answered)
-            progress(f"{done} of {total} combinations worked out")
+            compiled -= sum(strategy.compile for (strategy, _), _ in answered)
+            waits = f"; {compiled} of the rest compiled, a minute or more each" if compiled else ""
+            progress(f"{done} of {total} combinations worked out{waits}")
             yield from answered
 
 
