@@ -2,7 +2,8 @@
 
 The words are those of "$100K or 100 Days" (arXiv 2410.23261): naive is data parallel with eager attention, without
 TF32, checkpointing, sharding or offload; the free lunch is compilation, fused attention and TF32; the best is the
-fastest of the combinations that save memory. Micro-batches are searched at each stage, where the spec gives none.
+fastest of the combinations that save memory, or the free lunch where none of them is faster. Micro-batches are searched
+at each stage, where the spec gives none.
 """
 
 from __future__ import annotations
@@ -99,9 +100,10 @@ def _of(
     for name, outcome in (("naive", plain), ("free_lunch", lunch)):
         if isinstance(outcome, str):
             reasons[name] = outcome
-    best = min(here, key=seconds_a_sample, default=None)
+    found_too = [] if isinstance(lunch, str) else [lunch]
+    best = min([*here, *found_too], key=seconds_a_sample, default=None)
     if best is None:
-        reasons["best"] = "no combination of the plan fits"
+        reasons["best"] = "no combination of the plan fits, nor does the free lunch"
     return Stages(
         model=model,
         hardware=hardware,
