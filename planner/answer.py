@@ -244,6 +244,7 @@ class Stages(_Part):
     memory), `free_lunch` (fused kernels, TF32 and, where it is modelled, compilation) and the fastest of the plan.
     Of the plan's `tried` combinations on this machine `fitting` can be run; `reasons` say what a stage lacks."""
 
+    model: str | None = None  # its name, where several were compared
     hardware: HardwareUsed
     naive: Estimate | None = None
     free_lunch: Estimate | None = None

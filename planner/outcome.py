@@ -43,6 +43,8 @@ class Outcomes:
         sizes = micro_batches(strategy, choice)
         if len(sizes) == 1:
             return self._settled(strategy, machine, sizes[0], how)
+        if strategy.compile:
+            return self._compiled(strategy, machine, sizes, how)
         knobs = knobs_of(strategy, machine)
         found = self._largest(strategy, machine, knobs, sizes)
         if found is None and not how.whole:
@@ -58,8 +60,25 @@ class Outcomes:
 
     def _settled(self, strategy: Strategy, machine: Machine, micro_batch: int, how: How) -> Estimate | str:
         knobs = knobs_of(strategy, machine)
-        read = self.workloads.searched if how.read_off else self.workloads.at
+        read = self.workloads.searched if how.read_off and not strategy.compile else self.workloads.at
         return self._evaluated(strategy, machine, micro_batch, read(knobs, micro_batch), how.timed)
+
+    def _compiled(self, strategy: Strategy, machine: Machine, sizes: Sequence[int], how: How) -> Estimate | str:
+        """At the micro-batch that is best uncompiled, or the next smaller power of two that fits: a compiled model is
+        compiled anew for each size, which takes minutes, and nothing between two of them can be read off."""
+        eager = replace(strategy, compile=False)
+        plain, knobs = knobs_of(eager, machine), knobs_of(strategy, machine)
+        best = self._largest(eager, machine, plain, sizes)
+        if best is not None and how.timed:
+            best = self._fastest(eager, machine, plain, [size for size in sizes if size <= best])
+        smaller = sorted((size for size in sizes if size.bit_count() == 1 and size < (best or 0)), reverse=True)
+        for size in (best or sizes[0], *smaller):
+            workload = self.workloads.at(knobs, size)
+            note = f"micro_batch auto: {size}, which is " + ("best" if size == best else "less than what is best")
+            found = self._evaluated(strategy, machine, size, workload, how.timed, f"{note} uncompiled")
+            if isinstance(found, str) or found.verdict == "fits":
+                break
+        return found
 
     def _evaluated(
         self, strategy: Strategy, machine: Machine, micro_batch: int, workload: Workload, timed: bool, note: str = ""

@@ -2,16 +2,18 @@
 
 The words are those of "$100K or 100 Days" (arXiv 2410.23261): naive is data parallel with eager attention, without
 TF32, checkpointing, sharding or offload; the free lunch is compilation, fused attention and TF32; the best is the
-fastest of the combinations that save memory. Micro-batches are searched at each stage.
+fastest of the combinations that save memory, or the free lunch where none of them is faster. Micro-batches are searched
+at each stage, where the spec gives none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from planner import machine as machines
 from planner.answer import Estimate, HardwareUsed, Plan, Stages
-from planner.question import Combination, How
+from planner.question import Combination, How, by_model
 from planner.search import Progress, missing, outcomes
 from planner.spec import Spec
 from planner.strategy import FUSED, HardwareChoice, Strategy, choices
@@ -50,19 +52,29 @@ def free_lunch(strategy: Strategy) -> Strategy:
 
 
 def staged(spec: Spec, found: Plan, *, profile: str = "", progress: Progress | None = None) -> list[Stages]:
-    """The three stages of each machine of a plan; those of the spec's first precision and optimizer."""
+    """The three stages of each model and machine of a plan; those of the spec's first precision and optimizer."""
+    return [
+        stages
+        for one in by_model(spec)
+        for stages in _of_model(one, found, one.model.name if spec.models else None, profile, progress)
+    ]
+
+
+def _of_model(spec: Spec, found: Plan, model: str | None, profile: str, progress: Progress | None) -> Iterator[Stages]:
     first: dict[HardwareChoice, Strategy] = {}
     for strategy, choice in choices(spec):
         first.setdefault(choice, strategy)
     ways = (naive, free_lunch, lambda strategy: replace(free_lunch(strategy), compile=False))
-    asked: list[Combination] = [(way(strategy), choice) for choice, strategy in first.items() for way in ways]
+    asked: list[Combination] = [
+        (replace(way(strategy), micro_batch=strategy.micro_batch), choice)
+        for choice, strategy in first.items()
+        for way in ways
+    ]
     told = iter(outcomes(spec, asked, How(), profile=profile, progress=progress))
-    stages = []
     for choice in first:
         plain, compiled, eager = (_fitting(next(told)) for _ in ways)
         names = {HardwareUsed.of(choice), HardwareUsed.of(machines.resolve(choice, profile).choice)}
-        stages.append(_of(found, names, HardwareUsed.of(choice), plain, compiled, eager))
-    return stages
+        yield _of(found, model, names, HardwareUsed.of(choice), plain, compiled, eager)
 
 
 def _fitting(outcome: Estimate | str) -> Estimate | str:
@@ -71,14 +83,15 @@ def _fitting(outcome: Estimate | str) -> Estimate | str:
 
 def _of(
     found: Plan,
+    model: str | None,
     names: set[HardwareUsed],
     hardware: HardwareUsed,
     plain: Estimate | str,
     compiled: Estimate | str,
     eager: Estimate | str,
 ) -> Stages:
-    here = [item for item in found.ranked if item.hardware in names]
-    out = [item for item in found.excluded if item.hardware in names]
+    here = [item for item in found.ranked if item.hardware in names and item.model == model]
+    out = [item for item in found.excluded if item.hardware in names and item.model == model]
     reasons = {}
     lunch = compiled
     if isinstance(compiled, str):
@@ -87,10 +100,12 @@ def _of(
     for name, outcome in (("naive", plain), ("free_lunch", lunch)):
         if isinstance(outcome, str):
             reasons[name] = outcome
-    best = min(here, key=seconds_a_sample, default=None)
+    found_too = [] if isinstance(lunch, str) else [lunch]
+    best = min([*here, *found_too], key=seconds_a_sample, default=None)
     if best is None:
-        reasons["best"] = "no combination of the plan fits"
+        reasons["best"] = "no combination of the plan fits, nor does the free lunch"
     return Stages(
+        model=model,
         hardware=hardware,
         naive=None if isinstance(plain, str) else plain,
         free_lunch=None if isinstance(lunch, str) else lunch,

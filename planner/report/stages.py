@@ -14,21 +14,24 @@ def section(found: Sequence[Stages]) -> list[str]:
     """The table and what each gap in it means; nothing without stages."""
     if not found:
         return []
-    timed = any(item.run for stage in found for item in (stage.naive, stage.free_lunch, stage.best) if item)
-    headers = ["GPUs", "naive", "free lunch", "best", "gain", "the best is", "fits"]
+    timed = any(item.run for stage in found for item in _three(stage) if item)
+    models = any(stage.model for stage in found)
+    headers = ["GPUs", "naive", "free lunch", "best", "gain", "the best is", "fits", "known"]
     rows = [
         [
+            *([stage.model or ""] if models else []),
             f"{stage.hardware.count} x {stage.hardware.gpu}",
-            *(_length(item) for item in (stage.naive, stage.free_lunch, stage.best)),
+            *(_length(item) for item in _three(stage)),
             _gain(stage),
             _told(stage.best),
             f"{stage.fitting} of {stage.tried}",
+            _known(stage),
         ]
         for stage in found
     ]
     unit = "days of the run" if timed else "seconds a sample"
     reasons = dict.fromkeys(
-        f"{name.replace('_', ' ')} of {stage.hardware.count} x {stage.hardware.gpu}: {reason}"
+        f"{name.replace('_', ' ')} of {_where(stage)}: {reason}"
         for stage in found
         for name, reason in stage.reasons.items()
     )
@@ -37,7 +40,24 @@ def section(found: Sequence[Stages]) -> list[str]:
         "compilation; gain: naive over best, else free lunch over best.",
         *reasons,
     ]
-    return ["", f"Stages, in {unit}", table(rows, headers, "lrrrrlr"), *listed("Stages are", notes)]
+    shown = table(rows, ["model"] * models + headers, "l" * models + "lrrrrlrl")
+    return ["", f"Stages, in {unit}", shown, *listed("Stages are", notes)]
+
+
+def _three(stage: Stages) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
+    return stage.naive, stage.free_lunch, stage.best
+
+
+def _where(stage: Stages) -> str:
+    machine = f"{stage.hardware.count} x {stage.hardware.gpu}"
+    return f"{stage.model} on {machine}" if stage.model else machine
+
+
+def _known(stage: Stages) -> str:
+    """How the three times are known: one word where it is the same one."""
+    words = [item.step.known if item and item.step else "-" for item in _three(stage)]
+    told = dict.fromkeys(word for word in words if word != "-")
+    return next(iter(told), "-") if len(told) < 2 else ", ".join(words)
 
 
 def _length(item: Estimate | None) -> str:

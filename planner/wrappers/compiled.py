@@ -25,6 +25,7 @@ def apply(module: torch.nn.Module, capability: tuple[int, int], recorder: Record
 
     for name in NOT_COMPILED:
         trace_rules.add(name)
+    torch._dynamo.reset()  # what was compiled for another trace counts towards dynamo's limit of recompiling
 
     def inner_compile(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         return runner(lower(graph, inputs, capability, options), recorder)
@@ -33,4 +34,5 @@ def apply(module: torch.nn.Module, capability: tuple[int, int], recorder: Record
         with inductor_for(capability):
             return compile_fx.compile_fx(graph, inputs, inner_compile=inner_compile)
 
-    return torch.compile(module, backend=backend)
+    # A training run has one shape; dynamo would take that of a second trace for one that changes.
+    return torch.compile(module, backend=backend, dynamic=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,11 @@ from calibrate.compiled import lines_of, matched, with_lines
 from catalog import profile as profiles
 from catalog.errors import RigplanError
 from planner.call import Call, TensorSpec, to_json
+from planner.cost import Pricing, seconds
+from planner.machine import resolve
+from planner.operators import describe
+from planner.step import sustained_class, sustained_ratio
+from planner.strategy import HardwareChoice
 from planner.workload import CALL, Events, Workload
 
 
@@ -60,16 +67,58 @@ def test_a_call_launched_twice_has_the_median_of_its_times() -> None:
     both = workload(call, PRODUCT)
     asked = Workload(1, both.calls, {"micro_step": twice}, both.block_bytes, both.block_categories, (), 1, "any", "any")
     kernels = [("triton_poi_fused_0", 0.0, 4.0), ("triton_poi_fused_0", 5.0, 8.0)]
-    assert [line["seconds"] for line in lines_of(asked, kernels, "h200-sxm")] == [6e-6]
+    assert [line["seconds"] for line in lines_of(asked, kernels, resolve(HardwareChoice("h200-sxm", 1)))] == [6e-6]
+
+
+HEADS = TensorSpec("bf16", (8, 8, 2048, 256))
+SCORES = TensorSpec("f32", (8, 8, 2048))
+MASK = TensorSpec("bf16", (8, 1, 2048, 2048))
+FORWARD = Call(
+    "rigplan.attention_forward.default", (HEADS, HEADS, HEADS, MASK, 0.0, False, "cudnn"), (), (HEADS, SCORES)
+)
+BACKWARD = Call(
+    "rigplan.attention_backward.default",
+    (HEADS, HEADS, HEADS, HEADS, HEADS, SCORES, MASK, 0.0, False, "cudnn", False),
+    (),
+    (HEADS, HEADS, HEADS, TensorSpec("bf16", (0,))),
+)
+# Of a compiled Pythia-1B's step on an H200, in us: attention with a mask.
+ATTENTION = [
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x256", 0.0, 1084.4),
+    ("void cudnn::fusion::compute_dot_do_o_specialized<true, 256>", 2000.0, 68.5),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x256", 2100.0, 3529.1),
+    ("void cudnn::fusion::convert_dq_to_16bits<true>", 5700.0, 56.0),
+]
+
+
+def test_attentions_backward_is_all_three_of_its_kernels() -> None:
+    found = dict(matched(workload(FORWARD, BACKWARD), ATTENTION))
+    assert found[FORWARD] == pytest.approx(1084.4e-6)
+    assert found[BACKWARD] == pytest.approx((68.5 + 3529.1 + 56.0) * 1e-6)
+    assert matched(workload(BACKWARD), ATTENTION[:1]) == []  # a forward kernel is no backward one
+
+
+def test_attention_is_predicted_in_a_step_as_it_was_there() -> None:
+    machine = resolve(HardwareChoice("h200-sxm", 1))
+    found = list(lines_of(workload(FORWARD, BACKWARD), ATTENTION, machine))
+    pricing = Pricing(machine.accelerator, with_lines(machine.profile, [*streams(), *found]))
+    for call, measured in ((FORWARD, 1084.4e-6), (BACKWARD, 3653.6e-6)):
+        operator = describe(call)
+        ratio = sustained_ratio(operator, sustained_class(operator), pricing)
+        assert ratio * seconds(operator, call, pricing).seconds == pytest.approx(measured, rel=0.06)
+
+
+def streams() -> list[dict[str, Any]]:
+    """Fused kernels of 60 sizes that move their bytes at 4 TB/s."""
+    sizes = [int(size) for size in np.geomspace(1 << 16, 1 << 28, 60)]
+    return [{"call": to_json(fused(size)), "seconds": 2.4e-6 + size * 4 / 4e12} for size in sizes]
 
 
 def test_a_curve_follows_the_times_and_leaves_out_what_cannot_be_theirs() -> None:
     profile = profiles.own("h200-sxm")
     assert profile is not None
-    sizes = [int(size) for size in np.geomspace(1 << 16, 1 << 28, 60)]
-    true = [{"call": to_json(fused(size)), "seconds": 2.4e-6 + size * 4 / 4e12} for size in sizes]
     wrong = {"call": to_json(fused(1 << 27)), "seconds": 1.0}  # a second for a quarter of a gigabyte
-    (samples,) = with_lines(profile, [*true, wrong]).curves["fused/any"]
+    (samples,) = with_lines(profile, [*streams(), wrong]).curves["fused/any"]
     assert len(samples) == 60
     assert samples.measured
     assert samples.seconds.max() < 1e-3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner import estimate
-from planner.cache import TraceKnobs
+from planner.cache import TraceKnobs, Workloads
 from planner.call import Call, TensorSpec
 from planner.evaluate import not_possible
 from planner.machine import resolve
@@ -106,6 +106,18 @@ def test_every_kernel_of_a_compiled_step_is_launched_by_a_program(compiled: Work
     assert len(inside) == 4  # into the forward and out, into the backward and out
     between = [index for index in calls if inside[0] < index < inside[1] or inside[2] < index < inside[3]]
     assert len(calls) - len(between) <= 2  # the gradient that backward starts from is eager code's
+
+
+def test_a_second_micro_batch_is_compiled_as_the_first_was(compiled: Workload) -> None:
+    asked = spec()
+    second = Workloads(asked.model, asked.data).at(knobs(compiled=True), 2 * BATCH)
+    assert [call.name for call in launches(second)] == [call.name for call in launches(compiled)]
+
+
+def test_a_searched_micro_batch_is_the_one_that_is_best_uncompiled() -> None:
+    answer = estimate(spec(compile=True, micro_batch="auto", global_batch=2 * BATCH))
+    assert answer.strategy.micro_batch == 2 * BATCH
+    assert "micro_batch auto: 4, which is best uncompiled" in answer.notes
 
 
 def test_an_answer_names_the_graphs_and_the_time_to_compile() -> None:

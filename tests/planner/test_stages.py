@@ -77,6 +77,23 @@ def test_the_table_puts_the_stages_of_each_machine_side_by_side() -> None:
     assert text[text.index("Stages, in days") :].split("\n\nAssumed")[0] + "\n" == GOLDEN.read_text(encoding="utf-8")
 
 
+def test_stages_of_several_models_say_whose_they_are_and_how_each_time_is_known() -> None:
+    card = HardwareUsed(gpu="rtx-3090", count=1)
+    lunch, best = estimate("rtx-3090", 1, 20.0), estimate("rtx-3090", 1, 18.0)
+    assert lunch.step is not None
+    lunch = lunch.model_copy(update={"step": lunch.step.model_copy(update={"known": "transferred"})})
+    rows = [
+        Stages(model="pythia-160m", hardware=card, free_lunch=lunch, best=best, tried=4, fitting=2),
+        Stages(model="pythia-1b", hardware=card, tried=4, fitting=0, reasons={"naive": "does not fit"}),
+    ]
+    text = page(Plan(ranked=[best], stages=rows))
+    table = text[text.index("Stages, in days") :].splitlines()
+    assert table[1].split()[0] == "model"
+    assert table[3].split()[:4] == ["pythia-160m", "1", "x", "rtx-3090"]
+    assert table[3].endswith("-, transferred, prior")
+    assert any("naive of pythia-1b on 1 x rtx-3090: does not fit" in line for line in table)
+
+
 def test_stages_are_compared_by_seconds_a_sample() -> None:
     assert seconds_a_sample(estimate(days=143_000 * 1024 / 86_400)) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="without step time"):
