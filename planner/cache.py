@@ -104,8 +104,11 @@ class Workloads:
             path = self._path(knobs, micro_batch)
             found = load(path)
             if found is None:
+                length = self.data.sequence_length
+                of_length = f" and length {length}" if length else ""
                 self.progress(
-                    f"tracing {self.title} at micro-batch {micro_batch} ({knobs.precision}, {knobs.attention})"
+                    f"tracing {self.title} at micro-batch {micro_batch}{of_length} "
+                    f"({knobs.precision}, {knobs.attention})"
                 )
                 found = self._trace(knobs, micro_batch)
                 save(found, path)
