@@ -17,7 +17,7 @@ from planner import models
 from planner.optimizers import AnyOptimizer, build_optimizer
 from planner.spec import Spec
 from planner.strategy import Strategy, batch_plan, choices
-from planner.wrappers import checkpointing, lora
+from planner.wrappers import checkpointing, fused_loss, lora
 
 # Autocast's dtype by precision; the others run in the dtype of their parameters.
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -118,6 +118,7 @@ def prepare(spec: Spec, device: str) -> Training:
             raise RigplanError("unsupported: a real run with quantized weights; leave model.lora.quantize out")
         module = lora.apply(module, spec.model.lora)
     checkpointing.apply(module, strategy.checkpointing)
+    fused_loss.apply(module, strategy.loss)
     inputs = {name: value.to(low) if value.is_floating_point() else value for name, value in drawn.items()}
     optimizer = build_optimizer(strategy.optimizer, strategy.optimizer_implementation, module, real=True)
     return Training(

@@ -176,6 +176,7 @@ class StrategyUsed(_Part):
     accumulation: int | None
     global_batch: int | None
     checkpointing: str
+    loss: str = "eager"
     sharding: str
     tensor_parallel: int
     offload: str

@@ -22,9 +22,9 @@ HALF = (torch.bfloat16, torch.float16)
 CUDNN_HEAD_SIZE = {(9, 0): 256, (10, 0): 128}
 FLASH_HEAD_SIZE = 256
 # Consumer generations have too little shared memory for flash's backward at some head sizes above 192.
-SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
+SMALL_SHARED_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 MASK_ALIGNMENT = 8  # elements: memory-efficient attention copies a mask whose strides are no multiple of it
-HEAD_ALIGNMENT_BYTES = 16  # of memory-efficient attention's loads
+HEAD_ALIGNMENT_BYTES = 16  # of memory-efficient attention's loads where it works on tensor cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ def attention_kernel(
     head_size: int,
     *,
     capability: tuple[int, int],
+    value_size: int | None = None,
     mask: Mask | None = None,
     grouped: bool = False,
     dropout: bool = False,
@@ -50,26 +51,36 @@ def attention_kernel(
 ) -> str:
     """The kernel that runs: 'cudnn', 'flash', 'efficient' or 'math' (plain matmuls and a softmax).
 
+    `head_size`: of queries and keys; `value_size`: of values where it is another, as in DeepSeek's latent attention;
     `grouped`: fewer key heads than query heads; `rows_contiguous`: q, k and v have stride 1 in their last dimension;
     `causal_oblong`: causal with as many queries as keys not being equal.
     """
     half = dtype in HALF
+    sizes = (head_size, head_size if value_size is None else value_size)
     plain_mask = mask is None or (mask.dims in (2, 4) and not mask.needs_grad)
     if not rows_contiguous or (mask is not None and mask.dims not in (2, 4)):
         return "math"
     mask_fits = mask is None or mask.rows_contiguous
-    cudnn_fits = head_size <= CUDNN_HEAD_SIZE.get(capability, 0) and head_size % 8 == 0
+    cudnn_fits = all(size <= CUDNN_HEAD_SIZE.get(capability, 0) and size % 8 == 0 for size in sizes)
     if half and plain_mask and mask_fits and cudnn_fits:
         return "cudnn"
-    if half and mask is None and _flash_runs(head_size, capability, dropout, needs_grad) and not causal_oblong:
+    flash_fits = mask is None and sizes[0] == sizes[1] and not causal_oblong
+    if half and flash_fits and _flash_runs(head_size, capability, dropout, needs_grad):
         return "flash"
-    aligned = head_size * dtype.itemsize % HEAD_ALIGNMENT_BYTES == 0
+    aligned = not _on_tensor_cores(half, capability) or all(
+        size * dtype.itemsize % HEAD_ALIGNMENT_BYTES == 0 for size in sizes
+    )
     known = (
         dtype == torch.float32 or (dtype == torch.float16 and capability >= (5, 0)) or (half and capability >= (8, 0))
     )
     if known and aligned and mask_fits and not grouped:
         return "efficient"
     return "math"
+
+
+def _on_tensor_cores(half: bool, capability: tuple[int, int]) -> bool:
+    """Whether memory-efficient attention uses tensor cores (minimum_gemm_alignment); other cores load by element."""
+    return capability >= (8, 0) or (half and capability >= (7, 0))
 
 
 def _flash_runs(head_size: int, capability: tuple[int, int], dropout: bool, needs_grad: bool) -> bool:
@@ -124,8 +135,9 @@ def _choose(
 ) -> str:  # fmt: skip
     return attention_kernel(
         q.dtype,
-        max(q.shape[-1], v.shape[-1]),
+        q.shape[-1],
         capability=capability,
+        value_size=v.shape[-1],
         mask=None
         if mask is None
         else Mask(mask.dim(), mask.requires_grad, mask.stride(-1) == 1 or mask.shape[-1] == 1),

@@ -33,6 +33,10 @@ _HOST = (
     "offload: host memory is pinned, and its need may be half as much again",
 )
 OFFLOADED = {"optimizer": _HOST, "all": _HOST}
+FUSED_LOSS = (
+    "loss fused-linear: Liger's kernel (liger_kernel), "
+    "in evaluations too, as transformers' Trainer has it where no metrics are computed"
+)
 
 Progress = Callable[[str], None]
 # What no answer models yet; listed in every answer that it touches.
@@ -67,6 +71,7 @@ def evaluate(
             *workload.assumptions,
             *machine.assumptions,
             *OFFLOADED.get(strategy.offload, ()),
+            *((FUSED_LOSS,) if strategy.loss == "fused-linear" else ()),
             *compiling(workload, start),
         ],
         unmodelled=[*UNMODELLED, *(f"operator {name}" for name in (time.unmodelled if time else ()))],

@@ -48,6 +48,11 @@ STEPS: tuple[_Step, ...] = (
     _Step("some recompute", {"checkpointing": "selective"}, lambda strategy, _: strategy.checkpointing == "none"),
     _Step("a second forward", {"checkpointing": "full"}, lambda strategy, _: strategy.checkpointing != "full"),
     _Step(
+        "a kernel of Liger's, and the head in chunks",
+        {"loss": "fused-linear"},
+        lambda strategy, _: strategy.loss == "eager",
+    ),
+    _Step(
         "less exact matmuls", {"precision": "bf16-mixed"}, lambda strategy, _: strategy.precision in ("fp32", "tf32")
     ),
     _Step("states in 8 bits", {"optimizer": "adamw-8bit"}, lambda strategy, _: strategy.optimizer in ("adamw", "adam")),
@@ -60,7 +65,13 @@ STEPS: tuple[_Step, ...] = (
     _Step("no fp32 master weights", {"precision": "bf16"}, lambda strategy, _: strategy.precision != "bf16"),
 )
 # Taken together where no single one is enough; all train what the spec trains.
-TOGETHER = {"micro_batch": None, "checkpointing": "full", "optimizer": "adamw-8bit", "allocator": "expandable"}
+TOGETHER = {
+    "micro_batch": None,
+    "checkpointing": "full",
+    "loss": "fused-linear",  # of the models that can
+    "optimizer": "adamw-8bit",
+    "allocator": "expandable",
+}
 
 
 def climb(spec: Spec, found: Estimate, *, profile: str = "", progress: Progress | None = None) -> list[Rung]:
@@ -76,6 +87,8 @@ def climb(spec: Spec, found: Estimate, *, profile: str = "", progress: Progress 
         together = {key: value for key, value in TOGETHER.items() if getattr(strategy, key) != value}
         if strategy.optimizer not in ("adamw", "adam"):
             together.pop("optimizer", None)
+        if not any(rung.estimate.strategy.loss == "fused-linear" for rung in rungs):
+            together.pop("loss", None)
         rungs += _worked_out(spec, found, strategy, choice, [("all of these", together)], profile, progress)
     rungs += _with_lora(spec, found, strategy, choice, profile, progress)
     rungs += _on_another_card(spec, found, strategy, choice, profile, progress)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
+from catalog import presets
 from catalog.errors import RigplanError
 from catalog.units import gib
 from planner.answer import Estimate
@@ -16,6 +17,7 @@ from planner.spec import Spec
 from planner.strategy import LARGEST_MICRO_BATCH, choices
 
 FIRST_SEQUENCE, LONGEST_SEQUENCE = 1024, 1 << 22
+IMAGES = ("image-classification", "video-classification", "semantic-segmentation")
 GRAIN = 64  # sequence lengths are told in multiples of this: kernels like them, and nobody asks for finer
 
 
@@ -68,12 +70,28 @@ def furthest_fitting(spec: Spec, what: str, *, profile: str = "", progress: Prog
         return found
 
     if what == "sequence-length":
+        _has_length(spec)
         start = max(GRAIN, (spec.data.sequence_length or FIRST_SEQUENCE) // GRAIN * GRAIN)
         return _bisect(what, tried, GRAIN, start, start, LONGEST_SEQUENCE)
     # two traces say where the limit is; traces of the sizes beside it say that it is there
     start = strategy.micro_batch or 1
     rough = _bisect(what, partial(tried, read_off=True), 1, start, start, LARGEST_MICRO_BATCH)
     return rough if rough.value is None else _bisect(what, tried, 1, rough.value, 1, LARGEST_MICRO_BATCH)
+
+
+def _has_length(spec: Spec) -> None:
+    """Raises RigplanError where `data.sequence_length` changes nothing: for images, and where a factory decides."""
+    model = spec.model
+    if model.module is not None:
+        raise RigplanError("--max sequence-length: the factory of a module decides its lengths; use --max micro-batch")
+    preset = presets.lookup(model.name) if model.name else None
+    task = model.task or (preset.task if preset else None)
+    images = task in IMAGES or (preset is not None and preset.sequence_length is None)
+    if images:
+        raise RigplanError(
+            f"--max sequence-length: {model.name or 'the model'} reads images, not a sequence; use --max micro-batch, "
+            "or try another data.image_size"
+        )
 
 
 def _bisect(what: str, tried: Callable[[int], Estimate], grain: int, start: int, stride: int, most: int) -> Limit:

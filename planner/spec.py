@@ -54,6 +54,7 @@ Precision = Literal["fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16", 
 Optimizer = Literal["adamw", "adam", "sgd", "adafactor", "lion", "adamw-8bit", "muon"]
 OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
 Checkpointing = Literal["none", "full", "selective"]
+Loss = Literal["eager", "fused-linear"]
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"]
 Offload = Literal["none", "optimizer", "all", "most"]  # most: as much as the sharding's own code can
 TensorParallelStyle = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise"]
@@ -122,6 +123,7 @@ class TrainingSpec(SpecPart):
     micro_batch: Choices[MicroBatch] = (None,)  # samples per GPU per forward; None = auto, searched
     accumulation: Choices[Size] = (None,)  # None = derived from the two batches, else 1
     checkpointing: Choices[Checkpointing] = ("none",)  # what of a block is computed again in backward
+    loss: Choices[Loss] = ("eager",)  # fused-linear: head and loss in chunks, as Liger does; the logits are never whole
     sharding: Choices[Sharding] = ("none",)  # over several GPUs; none is DDP
     tensor_parallel: Choices[Count] = (1,)  # ranks inside a node that share each layer
     offload: Choices[Offload] = ("none",)  # what lives in the host's memory

@@ -28,6 +28,7 @@ class Strategy:
     accumulation: int | None = None
     global_batch: int | None = None
     checkpointing: str = "none"
+    loss: str = "eager"
     sharding: str = "none"
     tensor_parallel: int = 1
     offload: str = "none"
@@ -222,6 +223,7 @@ def impossible(strategy: Strategy, hardware: HardwareChoice, accelerator: Accele
         _offload(strategy),
         _optimizer(strategy),
         _compile(strategy, accelerator),
+        _loss(strategy),
     )
     return next((reason for reason in reasons if reason), None) or _batches(strategy, hardware)
 
@@ -287,6 +289,16 @@ def _compile(strategy: Strategy, accelerator: Accelerator) -> str | None:
     capability = accelerator.compute_capability
     if strategy.compile and capability is not None and capability < OLDEST_COMPILED:
         return f"torch.compile writes no kernels for {accelerator.name}, which is older than Volta; use compile: false"
+    return None
+
+
+def _loss(strategy: Strategy) -> str | None:
+    if strategy.loss == "eager":
+        return None
+    if strategy.compile:
+        return f"loss: {strategy.loss} is not modelled with compile: true yet; use loss: eager, or compile: false"
+    if strategy.tensor_parallel > 1:
+        return f"loss: {strategy.loss} needs the whole head on each GPU; use loss: eager, or tensor_parallel: 1"
     return None
 
 

@@ -24,7 +24,7 @@ from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
 from planner.spec import DataSpec, ModelSpec
 from planner.workload import FREE, Events, Parameter, Workload
-from planner.wrappers import checkpointing, fsdp, lora, quantized, tensor_parallel
+from planner.wrappers import checkpointing, fsdp, fused_loss, lora, quantized, tensor_parallel
 from planner.wrappers.sharded_recorder import ShardedRecorder
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -43,6 +43,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             assumptions += quantized.apply(module, knobs.precision)
         module = lora.apply(module, model.lora)
     checkpointing.apply(module, knobs.checkpointing)
+    fused_loss.apply(module, knobs.loss)
     torch.manual_seed(0)
     given = built.inputs(micro_batch)
     with ExitStack() as stack:

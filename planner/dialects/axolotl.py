@@ -36,13 +36,11 @@ NOT_HELD: Mapping[str, str] = {
     "context_parallel_size": "context parallelism is not modelled",
     "activation_offloading": "activations are taken to stay on the GPU",
     "layer_offloading": "layers are taken to stay on the GPU",
-    "plugins": "kernels that plugins bring (Liger, cut cross-entropy) are not modelled, the logits counted in full",
+    "plugins": "of the kernels that plugins bring (Liger, cut cross-entropy) only a fused loss is modelled",
     "liger_rope": "the Liger kernels are not modelled",
     "liger_rms_norm": "the Liger kernels are not modelled",
     "liger_glu_activation": "the Liger kernels are not modelled",
     "liger_layer_norm": "the Liger kernels are not modelled",
-    "liger_fused_linear_cross_entropy": "the logits are counted in full",
-    "cut_cross_entropy": "the logits are counted in full",
     "unfrozen_parameters": "every parameter is taken to be trained",
     "lora_modules_to_save": "the modules to save are taken as frozen",
     "rl": "only the loss of plain fine-tuning is modelled",
@@ -89,6 +87,7 @@ def read(document: Document) -> Reading:
     reading.say("training.tensor_parallel", options.whole("tensor_parallel_size"))
     if options.flag("torch_compile"):
         reading.say("training.compile", True)
+    _loss(options, reading)
     steps, epochs = options.whole("max_steps"), options.number("num_epochs")
     if steps is not None and steps > 0:
         reading.say("data.total", f"{steps} steps")
@@ -114,6 +113,14 @@ def _checkpointing(options: Options, reading: Reading) -> None:
         reading.say("training.checkpointing", "selective")
     elif on is not None:
         reading.say("training.checkpointing", "full" if on is True or str(on).lower() == "true" else "none")
+
+
+def _loss(options: Options, reading: Reading) -> None:
+    liger, cut = options.flag("liger_fused_linear_cross_entropy"), options.flag("cut_cross_entropy")
+    if liger or cut:
+        reading.say("training.loss", "fused-linear")
+    if cut and not liger:
+        reading.assume("loss fused-linear for cut_cross_entropy, which keeps fewer logits still")
 
 
 def _attention(options: Options, reading: Reading) -> None:

@@ -6,7 +6,7 @@ from planner.dialects.adapters import ALL_LINEAR, say_half, say_lora
 from planner.dialects.document import Document
 from planner.dialects.model_names import say_model
 from planner.dialects.reading import Options, Reading, bearing_nothing
-from planner.dialects.trainer import read_trainer, say_attention
+from planner.dialects.trainer import read_trainer, say_attention, say_liger
 
 MARKS = {"stage", "finetuning_type", "cutoff_len", "template", "dataset_dir"}
 # what LLaMA-Factory sets otherwise than TrainingArguments, and its own: llamafactory/hparams, model/adapter.py
@@ -19,7 +19,6 @@ ATTENTIONS = {
     "fa3": "flash_attention_3",
 }
 NOT_HELD = {
-    "enable_liger_kernel": "the Liger kernels are not modelled, and the logits are counted in full",
     "use_unsloth": "unsloth's kernels are not modelled",
     "use_unsloth_gc": "the checkpoints are taken to stay on the GPU",
     "use_galore": "GaLore is not modelled: the optimizer's states are counted in full",
@@ -66,6 +65,8 @@ def read_options(options: Options, reading: Reading, document: Document) -> None
     attention = options.take("flash_attn")
     if attention is not None:
         say_attention(reading, ATTENTIONS.get(str(attention), str(attention)))
+    if options.flag("enable_liger_kernel", "use_liger_kernel"):
+        say_liger(reading, options.shown("enable_liger_kernel", True))
     if options.flag("use_muon"):
         reading.say("training.optimizer", "muon")
     reading.default("training.checkpointing", "full", "the default of LLaMA-Factory")

@@ -142,6 +142,8 @@ def outside(option: Option) -> list[str]:
             f"LoRA by peft: r={lora.r}, lora_alpha={lora.alpha}, lora_dropout={lora.dropout:g}, "
             f"target_modules={' '.join(lora.target_modules)}{quantized}"
         )
+    if strategy.loss == "fused-linear":
+        notices.append("loss fused-linear: Liger's kernel for head and loss; its other kernels are not in the plan")
     if strategy.allocator == "expandable":
         notices.append("allocator: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     return notices

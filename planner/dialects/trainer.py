@@ -41,7 +41,6 @@ FSDP_SHARDINGS: Mapping[str, str] = {
 HALF_DTYPES = ("bfloat16", "bf16", "torch.bfloat16", "float16", "fp16", "torch.float16", "half")
 # options that do change them, and that a spec has no field for
 NOT_HELD: Mapping[str, str] = {
-    "use_liger_kernel": "the Liger kernels are not modelled, and the logits are counted in full",
     "neftune_noise_alpha": "the noise on the embeddings is not counted",
     "torch_empty_cache_steps": "emptying the cache is not modelled",
     "auto_find_batch_size": "the micro-batch is taken as given, and not halved when memory runs out",
@@ -73,6 +72,15 @@ def read_trainer(options: Options, reading: Reading, defaults: Mapping[str, Any]
             reading.assume(f"{options.shown(name, value)}: {words}")
     for place, value in defaults.items():
         reading.default(place, value, "the default of TrainingArguments")
+
+
+def say_liger(reading: Reading, shown: str, *, causal: bool = True) -> None:
+    """Liger's kernels, of which the fused loss of causal language models is modelled."""
+    if causal:
+        reading.say("training.loss", "fused-linear")
+        reading.assume(f"loss fused-linear for {shown}: Liger's other kernels are not modelled")
+    else:
+        reading.assume(f"{shown}: the Liger kernels are not modelled, and the logits are counted in full")
 
 
 def say_norm(reading: Reading, norm: float | None) -> None:
@@ -214,5 +222,6 @@ __all__ = [
     "read_precision",
     "read_trainer",
     "say_attention",
+    "say_liger",
     "say_norm",
 ]

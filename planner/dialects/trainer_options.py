@@ -46,6 +46,8 @@ def trainer_options(option: Option) -> tuple[dict[str, Any], list[str]]:
     found["max_grad_norm"] = strategy.max_grad_norm or 0.0
     if strategy.compile:
         found["torch_compile"] = True
+    if strategy.loss == "fused-linear":
+        found["use_liger_kernel"] = True
     _sharding(option, found, notices)
     return found, notices
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from catalog import presets
 from planner.dialects.adapters import say_lora
 from planner.dialects.command_line import LAUNCHERS, Command, find_command
 from planner.dialects.document import Document
@@ -13,7 +14,7 @@ from planner.dialects.launcher import read_launch
 from planner.dialects.model_names import say_model
 from planner.dialects.reading import Options, Reading, as_flag, as_yaml, bearing_nothing
 from planner.dialects.slurm import Allocation, flags
-from planner.dialects.trainer import DEFAULTS, read_attention, read_precision, read_trainer
+from planner.dialects.trainer import DEFAULTS, read_attention, read_precision, read_trainer, say_liger
 
 LENGTHS = (
     "max_seq_length", "model_max_length", "block_size", "max_length", "max_seq_len", "seq_length", "max_source_length",
@@ -134,6 +135,10 @@ def read_script(options: Options, reading: Reading, document: Document, command:
     read_attention(options, reading)
     _model(options, reading, document)
     _lora(options, reading)
+    if options.flag("use_liger_kernel"):
+        preset = presets.lookup(str(reading.fields.get("model.name", "")))
+        task = script.task if script is not None else preset.task if preset is not None else None
+        say_liger(reading, options.shown("use_liger_kernel", True), causal=task == "causal-lm")
     if options.flag("packing") is False:
         reading.assume("every sample is taken at the full length, as if packed")
     reading.say("data.sequence_length", options.whole(*LENGTHS))

@@ -74,6 +74,14 @@ def loss(variant: str, call: Call) -> Operator:
     return by_bytes("loss", variant, call, (rows, classes), read_bytes=read)
 
 
+def fused_loss(variant: str, call: Call) -> Operator:
+    """Reads the logits once for their sum and once for the gradient that it writes in their place."""
+    scores = call.tensors[0]
+    rows, classes = scores.shape
+    read, written = 2 * scores.touched_bytes + size(call.tensors[1:]), scores.touched_bytes + size(call.results)
+    return by_bytes("softmax", variant, call, (rows, classes, 1), read, written)
+
+
 def reduction(variant: str, call: Call) -> Operator:
     """Sums, means, extremes, norms over some or all dimensions."""
     source = first(call)
@@ -145,6 +153,7 @@ OPERATORS: dict[str, Describer] = {
         _masked_softmax _masked_softmax_backward logsumexp logcumsumexp glu glu_backward
         """,
     ),
+    "rigplan.cross_entropy": fused_loss,
     **each(
         loss,
         """

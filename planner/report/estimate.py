@@ -52,6 +52,7 @@ def setting(found: Estimate) -> str:
     trained = "" if found.trainable_parameters == found.parameters else f", {count(found.trainable_parameters)} trained"
     extras = [
         f"checkpointing {knobs.checkpointing}" if knobs.checkpointing != "none" else "",
+        f"loss {knobs.loss}" if knobs.loss != "eager" else "",
         f"sharding {knobs.sharding}" if knobs.sharding != "none" else "",
         f"tensor parallel {knobs.tensor_parallel}" if knobs.tensor_parallel > 1 else "",
         f"offload {knobs.offload}" if knobs.offload != "none" else "",

@@ -15,7 +15,7 @@ from planner.spec import Spec
 
 COLUMNS = (
     "rank", "on_front", "model", "gpu", "fleet", "gpus_per_run", "precision", "attention", "optimizer", "micro_batch",
-    "accumulation", "global_batch", "checkpointing", "sharding", "verdict", "device_bytes", "usable_bytes",
+    "accumulation", "global_batch", "checkpointing", "loss", "sharding", "verdict", "device_bytes", "usable_bytes",
     "step_seconds", "step_known", "days", "low_days", "high_days", "gpu_hours", "cost_usd", "units", "cost_source",
     "cost_date", "energy_kwh", "co2_kg", "reason",
 )  # fmt: skip

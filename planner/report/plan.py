@@ -163,6 +163,7 @@ def _other_knobs(knobs: StrategyUsed) -> str:
     words = [
         knobs.optimizer if knobs.optimizer != "adamw" else "",
         knobs.optimizer_implementation if knobs.optimizer_implementation != "foreach" else "",
+        f"{knobs.loss} loss" if knobs.loss != "eager" else "",
         knobs.sharding if knobs.sharding != "none" else "",
         f"tp {knobs.tensor_parallel}" if knobs.tensor_parallel > 1 else "",
         f"offload {knobs.offload}" if knobs.offload != "none" else "",

@@ -79,6 +79,7 @@ def _told(item: Estimate | None) -> str:
     knobs: StrategyUsed = item.strategy
     words = [
         f"micro-batch {knobs.micro_batch}",
+        f"{knobs.loss} loss" if knobs.loss != "eager" else "",
         knobs.sharding if knobs.sharding != "none" else "",
         f"tp {knobs.tensor_parallel}" if knobs.tensor_parallel > 1 else "",
         f"{knobs.checkpointing} checkpointing" if knobs.checkpointing != "none" else "",

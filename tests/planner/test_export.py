@@ -72,10 +72,12 @@ def training_arguments(path: Path) -> Any:
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 @pytest.mark.parametrize("sharding", ["none", "fsdp", "fsdp-grad-op"])
 def test_transformers_reads_training_arguments(sharding: str, tmp_path: Path) -> None:
-    one = option(sharding=sharding, checkpointing="full", optimizer_implementation="fused", max_grad_norm=0.5)
+    knobs = {"optimizer_implementation": "fused", "max_grad_norm": 0.5, "loss": "fused-linear"}
+    one = option(sharding=sharding, checkpointing="full", **knobs)
     path = tmp_path / "args.yaml"
     path.write_text(written("training-arguments", one).text)
     found = training_arguments(path)
+    assert found.use_liger_kernel
     assert found.per_device_train_batch_size * found.gradient_accumulation_steps * 8 == one.global_batch == 64
     assert (found.bf16, found.fp16, found.max_steps, found.max_grad_norm) == (True, False, 143_000, 0.5)
     assert found.optim.value == "adamw_torch_fused"

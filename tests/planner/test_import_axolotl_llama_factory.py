@@ -204,7 +204,7 @@ def test_axolotl_tells_what_a_spec_cannot_hold(read: Read) -> None:
     )
     assert found.spec["model"]["lora"]["quantize"] == "nf4"
     assert found.not_understood == ["brand_new_option: 5"]
-    assert any("plugins" in words and "logits counted in full" in words for words in found.assumed)
+    assert any("plugins" in words and "only a fused loss is modelled" in words for words in found.assumed)
     assert any("gradient_checkpointing offload" in words for words in found.assumed)
     assert "sequence_length 512: the default of axolotl" in found.assumed
 
@@ -228,6 +228,18 @@ def test_low_precisions_are_said_as_they_are_where_a_spec_can(text: str, precisi
     found = read(text)
     assert found.spec["training"]["precision"] == precision
     assert any("a GPU without bf16 takes fp16-mixed" in words for words in found.assumed) == (precision == "bf16")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{base_model: tiny, liger_fused_linear_cross_entropy: true}",
+        "{base_model: tiny, cut_cross_entropy: true}",
+        "{model_name_or_path: tiny, stage: sft, finetuning_type: full, enable_liger_kernel: true}",
+    ],
+)
+def test_losses_without_whole_logits_are_said(text: str, read: Read) -> None:
+    assert read(text).spec["training"]["loss"] == "fused-linear"
 
 
 def test_axolotl_meshes_say_the_gpus(read: Read) -> None:

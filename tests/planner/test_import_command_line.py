@@ -161,6 +161,14 @@ def test_an_option_becomes_its_field(options: str, field: str, value: object, re
     assert read(f"python train.py --model_name_or_path tiny {options}").spec["training"][field] == value
 
 
+def test_ligers_loss_is_that_of_causal_language_models(read: Read) -> None:
+    said = read("python run_clm.py --model_name_or_path tiny --use_liger_kernel True")
+    assert said.spec["training"]["loss"] == "fused-linear"
+    other = read("python run_mlm.py --model_name_or_path tiny --use_liger_kernel True")
+    assert "loss" not in other.spec["training"]
+    assert any("logits are counted in full" in words for words in other.assumed)
+
+
 def test_a_command_may_be_built_of_variables_and_run_by_eval_or_bash(read: Read) -> None:
     built = (
         'NODES=2\nARGS="--nnodes $NODES --nproc_per_node ${PER_NODE:-4}"\n'

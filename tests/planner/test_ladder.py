@@ -92,6 +92,20 @@ def test_the_longest_sequence_ends_where_the_model_does() -> None:
     assert "512 positions" in limit.reason
 
 
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"name": "resnet-50"}, "resnet-50 reads images"),
+        ({"name": "vit-mae-base"}, "vit-mae-base reads images"),
+        ({"config": {"model_type": "vit"}, "task": "image-classification"}, "the model reads images"),
+        ({"module": "examples/models/unet.py:make"}, "factory of a module decides"),
+    ],
+)
+def test_what_has_no_sequence_has_no_longest_one(model: dict[str, Any], reason: str) -> None:
+    with pytest.raises(planner.RigplanError, match=reason):
+        furthest_fitting(Spec.load({"model": model, "hardware": {"gpu": "t4"}}), "sequence-length")
+
+
 def test_a_limit_is_asked_of_one_combination() -> None:
     with pytest.raises(planner.RigplanError, match="--max takes one combination"):
         furthest_fitting(tight(checkpointing=["none", "full"]), "micro-batch")

@@ -26,6 +26,13 @@ def test_the_context_of_a_hopper_is_what_was_measured() -> None:
     assert likely == pytest.approx(770 * MIB)  # tests/measured/h200_training.jsonl
 
 
+@pytest.mark.parametrize("gpu", ["v100-sxm2-32gb", "t4", "a100-sxm4-80gb", "rtx-3090", "rtx-4090", "b200-sxm"])
+def test_the_context_of_other_generations_is_published_and_has_a_wide_range(gpu: str) -> None:
+    """0.3 to 1 GB a process (pytorch issues 28394 and 37250)."""
+    low, likely, high = machines.resolve(HardwareChoice(gpu)).context_bytes
+    assert low <= 0.3 * GIB < likely < 1.0 * GIB <= high
+
+
 def test_several_gpus_add_the_buffers_of_nccl() -> None:
     one, two, eight = (machines.resolve(HardwareChoice("h200-sxm", count=n)).context_bytes[1] for n in (1, 2, 8))
     assert one < two < eight

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from planner.attention import Mask, attention_kernel
 from planner.semantics import cuda_semantics
 
-HOPPER, AMPERE, ADA, TURING, BLACKWELL = (9, 0), (8, 0), (8, 9), (7, 5), (10, 0)
+HOPPER, AMPERE, ADA, BLACKWELL = (9, 0), (8, 0), (8, 9), (10, 0)
+PASCAL, VOLTA, TURING, RTX_3090, RTX_5090 = (6, 0), (7, 0), (7, 5), (8, 6), (12, 0)
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -56,6 +57,84 @@ def test_turing_has_fp16_but_no_bf16_in_fused_attention() -> None:
 def test_wide_heads_with_dropout_do_not_train_with_flash_on_ada() -> None:
     assert attention_kernel(BF16, 256, capability=ADA) == "flash"
     assert attention_kernel(BF16, 256, capability=ADA, dropout=True) == "efficient"
+
+
+# The cases below follow torch's own conditions, by the name they have in aten/native/transformers/cuda/sdp_utils.cpp.
+
+
+@pytest.mark.parametrize("capability", [AMPERE, RTX_3090, ADA, RTX_5090], ids=str)
+def test_only_data_centre_hopper_and_blackwell_prefer_cudnn(capability: tuple[int, int]) -> None:
+    """check_prefer_cudnn_attention: major 9 or 10; check_flash_attention_hardware_support: sm80 to sm121."""
+    assert attention_kernel(BF16, 128, capability=capability) == "flash"
+    assert attention_kernel(BF16, 128, capability=capability, dropout=True) == "flash"
+    assert (
+        attention_kernel(BF16, 128, capability=HOPPER) == attention_kernel(BF16, 128, capability=BLACKWELL) == "cudnn"
+    )
+
+
+@pytest.mark.parametrize("capability", [PASCAL, VOLTA, TURING], ids=str)
+def test_before_ampere_fp16_and_fp32_are_fused_and_bf16_is_not(capability: tuple[int, int]) -> None:
+    """less_than_sm80_mem_efficient_dtypes: half and float, from sm50 on."""
+    kernels = [attention_kernel(dtype, 64, capability=capability) for dtype in (FP16, FP32, BF16)]
+    assert kernels == ["efficient", "efficient", "math"]
+    assert attention_kernel(FP16, 64, capability=capability, mask=Mask(), dropout=True) == "efficient"
+    assert attention_kernel(FP16, 64, capability=capability, grouped=True) == "math"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "size", "kernel"),
+    [
+        (FP16, TURING, 20, "math"),  # tensor cores take 8 elements
+        (FP16, PASCAL, 20, "efficient"),
+        (FP32, TURING, 21, "efficient"),  # no tensor cores for fp32 before sm80
+        (FP32, AMPERE, 21, "math"),
+        (FP32, AMPERE, 20, "efficient"),
+        (BF16, HOPPER, 20, "flash"),  # cuDNN takes multiples of 8, flash pads
+    ],
+)
+def test_head_sizes_have_to_be_aligned_where_tensor_cores_work(
+    dtype: torch.dtype, capability: tuple[int, int], size: int, kernel: str
+) -> None:
+    """minimum_gemm_alignment, check_cudnn_tensor_shapes."""
+    assert attention_kernel(dtype, size, capability=capability) == kernel
+
+
+def test_flash_ends_at_a_head_size_of_256() -> None:
+    """check_head_dim_size_flash."""
+    assert attention_kernel(BF16, 256, capability=AMPERE) == "flash"
+    assert attention_kernel(BF16, 264, capability=AMPERE) == "efficient"
+
+
+def test_values_of_another_size_keep_flash_away_and_cudnn_not() -> None:
+    """check_head_dim_size_flash wants q, k and v alike; DeepSeek's latent attention has 192 and 128."""
+    assert attention_kernel(BF16, 192, value_size=128, capability=AMPERE) == "efficient"
+    assert attention_kernel(BF16, 192, value_size=128, capability=HOPPER) == "cudnn"
+    assert attention_kernel(BF16, 192, value_size=124, capability=AMPERE) == "math"
+
+
+@pytest.mark.parametrize("capability", [RTX_3090, ADA, RTX_5090], ids=str)
+def test_consumer_cards_do_not_train_with_flash_between_192_and_224(capability: tuple[int, int]) -> None:
+    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120."""
+    sizes = (192, 200, 224, 256)
+    assert [attention_kernel(BF16, size, capability=capability) == "flash" for size in sizes] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert attention_kernel(BF16, 200, capability=capability, needs_grad=False) == "flash"
+    assert attention_kernel(BF16, 200, capability=AMPERE, dropout=True) == "flash"
+
+
+def test_causal_attention_of_unequal_lengths_is_not_flashs() -> None:
+    """check_flash_causal_non_square_seqlens."""
+    assert attention_kernel(BF16, 64, capability=AMPERE, causal_oblong=True) == "efficient"
+
+
+def test_strided_rows_run_as_plain_products_everywhere() -> None:
+    """check_last_dim_stride_equals_1_dense."""
+    for capability in (TURING, AMPERE, HOPPER):
+        assert attention_kernel(FP16, 64, capability=capability, rows_contiguous=False) == "math"
 
 
 @pytest.mark.usefixtures("on_hopper")

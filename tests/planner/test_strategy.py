@@ -52,6 +52,7 @@ def test_every_knob_of_the_training_section_reaches_the_strategy() -> None:
         "accumulation": 5,
         "global_batch": 15,
         "checkpointing": "full",
+        "loss": "fused-linear",
         "sharding": "fsdp",
         "tensor_parallel": 2,
         "offload": "all",
