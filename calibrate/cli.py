@@ -285,15 +285,16 @@ def _tell_factors(factors: Mapping[str, Factor], as_json: bool) -> None:
 
 
 @calibrate.command("steps")
-@click.argument("runs", type=FILE)
+@click.argument("runs", type=FILE, nargs=-1, required=True)
 @click.option("--profile", type=FILE, required=True, help="The profile that the factors are written into.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the factors by name.")
 @_telling
-def steps_command(runs: Path, profile: Path, as_json: bool) -> None:
-    """Fit what the training RUNS (JSON lines of `calibrate train`) show of host and long runs into a profile."""
+def steps_command(runs: tuple[Path, ...], profile: Path, as_json: bool) -> None:
+    """Fit what the training RUNS (JSON lines of `calibrate train`, a file a machine) show of host and long runs into a
+    profile."""
     from calibrate import steps
 
-    factors = _improved(profile, steps.read(runs))
+    factors = _improved(profile, steps.read(*runs))
     _tell_factors(factors, as_json)
     click.echo(f"{profile}: factors written", err=as_json)
     if as_json:

@@ -27,8 +27,8 @@ from planner.roofline import Numbers, Rates, rates
 METHOD_VERSION = 1
 """Raised when timing or fitting changes what a profile means."""
 
-LARGEST_CURVE = 1000
-TUNING_POINTS = 260
+LARGEST_CURVE = 1800
+TUNING_POINTS = 600
 FOLDS = 5
 REPORTED = ("h200-sxm", "h100-sxm5-80gb", "a100-sxm4-80gb", "l40s")
 FEWEST_FOR_TUNING = 25

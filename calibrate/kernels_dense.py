@@ -21,7 +21,7 @@ VOCABULARIES = (30522, 32000, 50257, 50265, 50304, 65536, 128100, 128256, 151936
 
 def matmul() -> Iterator[Call]:
     """Layers of transformers in their three products, output heads, odd and thin shapes, and batches of small ones."""
-    for dtype, keep in (("bf16", 3), ("f16", 20), ("f32", 8)):
+    for dtype, keep in (("bf16", 3), ("f16", 20), ("f32", 4)):
         for number, (m, n, k) in enumerate(_matmul_shapes()):
             if (
                 number % keep == 0
@@ -63,7 +63,12 @@ def _matmul_shapes() -> list[tuple[int, int, int]]:
     tall = [
         (1 << power, n, k) for power in (17, 19, 21) for n, k in ((8, 64), (64, 64), (96, 96), (384, 96), (128, 512))
     ]
-    chosen = layers + heads + awkward + thin + tall
+    adapters = [
+        shape
+        for tokens, rank, hidden in itertools.product((2048, 9216, 16384), (8, 16, 64), (1024, 2048, 4096, 11008))
+        for shape in ((tokens, rank, hidden), (tokens, hidden, rank))
+    ]
+    chosen = layers + heads + awkward + thin + tall + adapters
     chance.shuffle(chosen)
     return chosen
 

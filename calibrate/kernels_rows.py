@@ -10,6 +10,10 @@ from planner.call import ITEM_BYTES, Call, TensorSpec
 
 MOST_BYTES = 4 << 30  # of one tensor
 
+MOST_SCANNED = 1 << 27  # elements
+MOST_SORTED = 1 << 23
+LENGTHS = (16, 64, 256, 1024, 2048, 4096, 16384, 65536, 1 << 18)
+
 ROWS = (256, 2048, 16384, 65536)
 WIDTHS = (96, 512, 768, 1024, 2049, 4096, 8192)
 
@@ -50,14 +54,13 @@ def batch_norm() -> Iterator[Call]:
             continue
         yield from batch_norm_pair(x, moment)
         if batch == 32 and dtype == "bf16" and len(size) == 2:
-            height, width = size
-            strides = (height * width * channels, 1, width * channels, channels)
-            yield from batch_norm_pair(TensorSpec(dtype, x.shape, strides), moment)
+            yield from batch_norm_pair(_channels_last(x), moment)
 
 
 def batch_norm_pair(x: TensorSpec, moment: TensorSpec) -> Iterator[Call]:
-    """Batch normalisation in training, and its backward pass."""
-    yield make("native_batch_norm.default", x, moment, moment, moment, moment, True, 0.1, 1e-5)
+    """Batch normalisation with fixed moments, in training, and its backward pass."""
+    for training in (False, True):
+        yield make("native_batch_norm.default", x, moment, moment, moment, moment, training, 0.1, 1e-5)
     wanted = (True, True, True)
     yield make("native_batch_norm_backward.default", x, x, *(moment,) * 5, True, 1e-5, wanted)
 
@@ -136,29 +139,29 @@ def reduction() -> Iterator[Call]:
 
 
 def scan() -> Iterator[Call]:
-    rows_by_length = ((1, 65536), (8, 128), (64, 512), (32, 2048), (16, 8192), (1024, 256), (4096, 1024), (65536, 64))
-    for dtype, (rows, length) in itertools.product(("i64", "f32", "bf16"), rows_by_length):
-        yield make("cumsum.default", tensor(dtype, rows, length), 1)
-    for rows, length, inner in ((8, 197, 1), (64, 512, 1), (4096, 64, 1), (8, 256, 24), (64, 512, 64), (4, 2048, 768)):
+    for dtype, rows, length in itertools.product(("i64", "f32", "bf16"), (1, 8, 64, 512, 4096, 65536), LENGTHS):
+        if rows * length <= MOST_SCANNED:
+            yield make("cumsum.default", tensor(dtype, rows, length), 1)
+    for rows, length in itertools.product((1, 8, 32), (128, 512, 2048, 8192)):  # positions from a mask
+        for dtype in ("b8", "i32"):
+            x, places = tensor(dtype, rows, length), tensor("i64", rows, length)
+            yield Call("cumsum.default", (x, 1), (), (places,))
+    for rows, length, inner in itertools.product((4, 64, 512), (64, 512, 2048), (8, 64, 768)):
         for dtype in ("i64", "f32"):
-            shape = (rows, length, inner) if inner > 1 else (rows, length)
-            yield make("cumsum.default", tensor(dtype, *shape), 1)
-            if dtype == "f32":
-                yield make("cumprod.default", tensor(dtype, *shape), 1)
+            if rows * length * inner <= MOST_SCANNED:
+                yield make("cumsum.default", tensor(dtype, rows, length, inner), 1)
+    for rows, length, inner in ((8, 197, 1), (64, 512, 1), (4096, 64, 1), (8, 256, 24), (64, 512, 64), (4, 2048, 768)):
+        shape = (rows, length, inner) if inner > 1 else (rows, length)
+        yield make("cumprod.default", tensor("f32", *shape), 1)
 
 
 def sort() -> Iterator[Call]:
-    sorted_rows = (
-        (1, 2048), (1, 32768), (1, 1 << 18), (1, 1 << 22), (8, 1024), (64, 512), (16, 16384), (512, 2048), (8192, 64),
-        (65536, 32),
-    )  # fmt: skip
-    for dtype, (rows, length) in itertools.product(("f32", "bf16", "i64"), sorted_rows):
-        yield make("sort.default", tensor(dtype, rows, length))
-    chosen = (
-        (512, 16, 2), (2048, 8, 2), (2048, 64, 4), (8192, 32, 4), (16384, 64, 8), (16384, 128, 8), (32768, 8, 2),
-        (64, 50257, 50), (8, 128256, 50),
-    )  # fmt: skip
-    for dtype, (rows, length, kept) in itertools.product(("f32", "bf16"), chosen):
+    for dtype, rows, length in itertools.product(("f32", "bf16", "i64"), (1, 8, 64, 512, 8192, 65536), LENGTHS):
+        if rows * length <= MOST_SORTED:
+            yield make("sort.default", tensor(dtype, rows, length))
+    chosen = itertools.product((64, 512, 2048, 16384, 32768), ((8, 2), (32, 4), (64, 8), (128, 8), (256, 8)))
+    vocabularies = itertools.product((8, 64), ((32000, 50), (50257, 50), (128256, 50)))
+    for dtype, (rows, (length, kept)) in itertools.product(("f32", "bf16"), (*chosen, *vocabularies)):
         yield make("topk.default", tensor(dtype, rows, length), kept)
 
 
@@ -208,18 +211,30 @@ def pool() -> Iterator[Call]:
 def resample() -> Iterator[Call]:
     cases = (
         (256, 16, 32), (256, 32, 128), (768, 64, 128), (1280, 16, 32), (640, 32, 64), (512, 28, 56), (128, 56, 112),
-        (150, 128, 512), (21, 64, 512), (3, 256, 224), (64, 128, 256),
+        (150, 128, 512), (21, 64, 512), (3, 256, 224), (64, 128, 256), (256, 64, 64), (512, 14, 28), (19, 128, 1024),
+        (2, 32, 512), (64, 16, 128), (256, 8, 256), (512, 64, 32), (96, 224, 56),
     )  # fmt: skip
-    for dtype, batch, (channels, side, wide) in itertools.product(("f32", "bf16"), (1, 8, 32), cases):
+    for dtype, batch, (channels, side, wide), last in itertools.product(
+        ("f32", "bf16", "f16"), (1, 8, 32), cases, (False, True)
+    ):
         x, out = tensor(dtype, batch, channels, side, side), tensor(dtype, batch, channels, wide, wide)
+        if (last and batch != 8) or (dtype == "f16" and (last or batch != 8)):
+            continue
+        if last:
+            x, out = _channels_last(x), _channels_last(out)
         if out.elements * ITEM_BYTES[dtype] > MOST_BYTES // 4:
             continue
         size, shape = (wide, wide), (batch, channels, side, side)
-        yield make("upsample_nearest2d.default", x, size, None, None)
-        yield make("upsample_nearest2d_backward.default", out, size, shape, None, None)
-        yield make("upsample_bilinear2d.default", x, size, False, None, None)
-        yield make("upsample_bilinear2d_backward.default", out, size, shape, False, None, None)
+        yield Call("upsample_nearest2d.default", (x, size, None, None), (), (out,))
+        yield Call("upsample_nearest2d_backward.default", (out, size, shape, None, None), (), (x,))
+        yield Call("upsample_bilinear2d.default", (x, size, False, None, None), (), (out,))
+        yield Call("upsample_bilinear2d_backward.default", (out, size, shape, False, None, None), (), (x,))
     for channels, side, wide in ((768, 14, 14), (768, 14, 24), (384, 16, 37), (1024, 37, 16)):
         x, out = tensor("f32", 1, channels, side, side), tensor("f32", 1, channels, wide, wide)
         yield make("upsample_bicubic2d.default", x, (wide, wide), False, None, None)
         yield make("upsample_bicubic2d_backward.default", out, (wide, wide), tuple(x.shape), False, None, None)
+
+
+def _channels_last(spec: TensorSpec) -> TensorSpec:
+    _, channels, height, width = spec.shape
+    return TensorSpec(spec.dtype, spec.shape, (channels * height * width, 1, channels * width, channels))

@@ -111,7 +111,7 @@ def prepare(spec: Spec, device: str) -> Training:
     # A user's factory builds on the default device: on the GPU that takes a second where the host takes half a minute.
     with torch.device(device) if spec.model.module else contextlib.nullcontext():
         model = models.build(spec.model, spec.data, device=device, dtype=low)
-        drawn = model.inputs(batches.micro_batch)
+        inputs = model.inputs(batches.micro_batch)
     module = model.module
     if spec.model.lora is not None:
         if spec.model.lora.quantize is not None:
@@ -119,7 +119,6 @@ def prepare(spec: Spec, device: str) -> Training:
         module = lora.apply(module, spec.model.lora)
     checkpointing.apply(module, strategy.checkpointing)
     fused_loss.apply(module, strategy.loss)
-    inputs = {name: value.to(low) if value.is_floating_point() else value for name, value in drawn.items()}
     optimizer = build_optimizer(strategy.optimizer, strategy.optimizer_implementation, module, real=True)
     return Training(
         module=torch.compile(module) if strategy.compile else module,  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,11 @@ class Run:
     accumulation: int
     alone: dict[str, float]  # seconds of one step by sustained class
 
+    @property
+    def filled(self) -> bool:
+        """Whether the device's own work fills the step: then the host waits for it, however fast it is."""
+        return sum(self.alone.values()) >= HOST_LIMITED * float(self.record["pipelined_seconds"])
+
 
 def trained(accelerator: str, minutes: float, say: Say, execute: Execute = subprocess.run) -> list[dict[str, Any]]:
     """Records of the cases of steps.yaml, trained here in a process of its own: its children must start without CUDA.
@@ -79,17 +84,20 @@ def trained(accelerator: str, minutes: float, say: Say, execute: Execute = subpr
         return read(output) if output.exists() else []
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Training records: lines of `calibrate train`, or of what `calibrate run` keeps beside a profile."""
+def read(*paths: Path) -> list[dict[str, Any]]:
+    """Training records: lines of `calibrate train`, or of what `calibrate run` keeps beside a profile; each file of one
+    machine."""
     found = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            line = json.loads(text)
-            record = line.get("training", line)
-        except (ValueError, AttributeError):
-            raise RigplanError(f"{path}:{number}: found no JSON object; wanted records of `calibrate train`") from None
-        if "spec" in record:
-            found.append(record)
+    for path in paths:
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                line = json.loads(text)
+                record = line.get("training", line)
+            except (ValueError, AttributeError):
+                wanted = "wanted records of `calibrate train`"
+                raise RigplanError(f"{path}:{number}: found no JSON object; {wanted}") from None
+            if "spec" in record:
+                found.append(record if len(paths) == 1 else {"machine": path.name, **record})
     return found
 
 
@@ -156,22 +164,26 @@ def _run(record: Record, profile: str) -> Run:
 
 
 def host_factors(found: list[Run]) -> dict[str, Factor]:
-    """Seconds per operator and phase: the median over the runs whose phase the host limited.
+    """Seconds per operator and phase: the median over the runs of a machine whose phase the host limited, and the
+    geometric mean over machines, which differ by a third with one kind of GPU.
 
     In the optimizer the host may also wait for the backward before it, which only adds: there it is the lower quartile.
     """
     factors = {}
     for phase, name in HOST_PHASES.items():
-        per_unit = []
+        per_unit: dict[str, list[float]] = defaultdict(list)
         for run in found:
             host, device = run.record[f"{phase}_host_seconds"], run.record[f"{phase}_seconds"]
             work = host_work(run.workload, phase) * (run.accumulation if phase != "optimizer" else 1)
-            if work and host >= HOST_LIMITED * device:
-                per_unit.append(host / work)
+            if work and host >= HOST_LIMITED * device and not run.filled:
+                per_unit[run.record.get("machine", "")].append(host / work)
         if per_unit:
-            spread = float(np.median(np.abs(np.log(np.array(per_unit) / median(per_unit)))))
-            likely = median(per_unit) if phase != "optimizer" else float(np.quantile(per_unit, 0.25))
-            factors[name] = Factor(likely, "s", f"{len(per_unit)} training runs limited by the host", spread)
+            every = np.concatenate([*per_unit.values()])
+            share = 0.5 if phase != "optimizer" else 0.25
+            likely = float(np.exp(np.mean([np.log(np.quantile(values, share)) for values in per_unit.values()])))
+            spread = float(np.median(np.abs(np.log(every / likely))))
+            where = f" on {len(per_unit)} machines" if len(per_unit) > 1 else ""
+            factors[name] = Factor(likely, "s", f"{len(every)} training runs limited by the host{where}", spread)
     return factors
 
 

@@ -20,8 +20,8 @@ from planner.roofline import COMPUTE, Numbers, Rates, base_seconds, narrow, tran
 LARGEST_LOG_FACTOR = float(np.log(12.0))
 """An interpolated factor never leaves this range: no shape is more than 12 times off a sound model."""
 DEFAULT_TUNING = {"signal": 0.35, "local": 0.05, "noise": 0.02, "mean": 0.6, "length": 3.0, "variant": 0.4}
-RESTS_ON = {"f16": "bf16", "tf32": "bf16"}
-"""Curves that say only how they differ from another dtype's."""
+RESTS_ON = {"f16": "bf16", "tf32": "bf16", "rnn/tf32": "f32"}
+"""Curves that say only how they differ from another dtype's; a kind can have its own rule."""
 LOCAL_DOUBLINGS = 3
 """The second component of the process reaches 2 to this power times less far: library heuristics for single shapes."""
 RANGE_EXTRA = 0.1
@@ -68,7 +68,8 @@ class Curve:
 def below(samples: Samples, curves: Mapping[str, tuple[Samples, ...]]) -> tuple[Samples, ...]:
     """What these samples rest on: of a device that was measured, the other half-precision dtype, which is timed at many
     more shapes and runs through the same kernels."""
-    key = f"{samples.kind}/{RESTS_ON.get(samples.dtype, '')}"
+    lower = RESTS_ON.get(samples.key, RESTS_ON.get(samples.dtype, ""))
+    key = f"{samples.kind}/{lower}"
     return tuple(
         item for item in curves.get(key, ()) if samples.measured and item.measured and item.device == samples.device
     )
@@ -253,6 +254,22 @@ def _pool(shape: Numbers, work: Numbers) -> Numbers:
     return np.concatenate([_items((1,))(shape[:, :3], work), 2.0 * shape[:, 3:]], 1)
 
 
+def _scan(shape: Numbers, work: Numbers) -> Numbers:
+    """Another dtype is converted first, and a single row has a kernel of its own."""
+    rows, length, inner = shape.T
+    read, written = (work[:, column] / np.maximum(rows * length, 1.0) for column in (1, 2))
+    return np.stack(
+        [_log(rows), _log(length), _log(inner), 2.0 * _log(read), 2.0 * _log(written), 2.0 * (rows == 1)], 1
+    )
+
+
+def _resample(shape: Numbers, work: Numbers) -> Numbers:
+    """Without a change of size it is a copy."""
+    planes, before, after, last = shape.T
+    item = np.log2(np.maximum(work[:, 2] / np.maximum(planes * after, 1.0), 1.0))
+    return np.stack([_log(planes), _log(before), _log(after), 2.0 * item, 2.0 * last, 2.0 * (before == after)], 1)
+
+
 def _scatter(shape: Numbers, work: Numbers) -> Numbers:
     return np.concatenate([_items((2,))(shape[:, :3], work), 2.0 * shape[:, 3:]], 1)
 
@@ -279,10 +296,11 @@ FEATURES: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
     "reduction": _reduction,
     "scatter": _scatter,
     "pool": _pool,
-    "resample": _items((0, 2)),
+    "resample": _resample,
+    "scan": _scan,
     "batch_norm": _batch_norm,
     "softmax": _softmax,
     "layer_norm": _layer_norm,
-    **dict.fromkeys(("gather", "group_norm", "sort", "scan"), _items((0, 1))),
+    **dict.fromkeys(("gather", "group_norm", "sort"), _items((0, 1))),
 }
 """Kinds with coordinates of their own; the others use the logarithms of their shape and bytes."""

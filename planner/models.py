@@ -78,7 +78,8 @@ def build(model: ModelSpec, data: DataSpec, *, device: str = "meta", dtype: torc
     """The module of the spec on `device` with parameters in `dtype`.
 
     On 'meta' the parameters have no memory; integer inputs are real cpu tensors all the same, because forwards branch
-    on them, and floating-point inputs are meta tensors. LoRA is not applied here. RigplanError tells what to mend.
+    on them, and floating-point inputs are meta tensors in `dtype`. LoRA is not applied here. RigplanError tells what to
+    mend.
     """
     if model.module is not None:
         return _from_factory(model.module, data, device, dtype)
@@ -96,7 +97,9 @@ def build(model: ModelSpec, data: DataSpec, *, device: str = "meta", dtype: torc
     return Model(
         module=module,
         task=task,
-        inputs=functools.partial(model_inputs.make, config, task, lengths, str(module.main_input_name), device),
+        inputs=_in(
+            dtype, functools.partial(model_inputs.make, config, task, lengths, str(module.main_input_name), device)
+        ),
         samples_to_tokens=model_lengths.tokens_per_sample(config, task, lengths),
         assumptions=assumptions + notes,
         family=str(config.model_type),
@@ -266,11 +269,23 @@ def _from_factory(where: str, data: DataSpec, device: str, dtype: torch.dtype) -
     return Model(
         module=module.train(),
         task="module",
-        inputs=functools.partial(model_factory.inputs, factory, where, device),
+        inputs=_in(dtype, functools.partial(model_factory.inputs, factory, where, device)),
         samples_to_tokens=data.sequence_length or 1,
         assumptions=(f"runs the code of {where}", *notes),
         family="module",
     )
+
+
+def _in(
+    dtype: torch.dtype, inputs: Callable[[int], dict[str, torch.Tensor]]
+) -> Callable[[int], dict[str, torch.Tensor]]:
+    """Inputs whose floating-point tensors have the dtype of the parameters."""
+
+    def cast(micro_batch: int) -> dict[str, torch.Tensor]:
+        given = inputs(micro_batch)
+        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
+
+    return cast
 
 
 @functools.cache

@@ -249,14 +249,33 @@ def _first_copied(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: 
     return indexed_seconds(shape[:, 0] * shape[:, 1], 2.0 * at.factor("prior_indexed_bytes") * (shape[:, 2] > 0), at)
 
 
+def _first_contiguous(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    """Scores of images with channels last are copied before their loss is taken."""
+    return indexed_seconds(shape[:, 0] * shape[:, 1], 2.0 * at.factor("prior_indexed_bytes") * (shape[:, 2] > 0), at)
+
+
 def _resample(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
-    """A thread a position goes through all planes, one tap after the other; nearest neighbours and the gradient of
-    linear ones take a thread an element."""
+    """A thread a position goes through all planes, one tap after the other, unless channels are last or the size stays;
+    the gradient of a linear one adds each element to four places, and the more elements a place takes the longer each
+    waits."""
+    planes, before, after, last = shape.T
     backward = np.char.find(variants, "backward") >= 0
-    linear = (np.char.find(variants, "linear") >= 0) & ~backward
-    taps = np.select([np.char.find(variants, "bicubic") >= 0, linear], [16.0, 1.0], 0.0)
-    result: Numbers = shape[:, 0] * taps * at.factor("prior_tap_s")
+    linear = np.char.find(variants, "linear") >= 0
+    alone = (before != after) & (last == 0)
+    taps = np.select([np.char.find(variants, "bicubic") >= 0, linear & ~backward & alone], [16.0, 1.0], 0.0)
+    half = work[:, 2] < 4.0 * planes * after
+    added = np.where(half, at.factor("prior_contended_half_s"), at.factor("prior_contended_s"))
+    contended = np.where(linear & backward & alone, 4.0 * planes * before * np.maximum(before / after, 1.0), 0.0)
+    result: Numbers = planes * taps * at.factor("prior_tap_s") + contended * added
     return result
+
+
+def _scan(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
+    """A thread goes along an outer dimension one element after the other; inner rows are blocks' work, tile by tile."""
+    rows, length, inner = shape.T
+    along = np.where(inner > 1, at.factor("prior_scan_step_s"), at.factor("prior_scan_element_s"))
+    result: Numbers = length * along + np.where(inner > 1, 0.0, rows * at.factor("prior_scan_row_s"))
+    return np.where((inner == 1) & (rows == 1), 0.0, result)
 
 
 def _after_scatter(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
@@ -272,14 +291,18 @@ def _after_scatter(dtype: str, variants: NDArray[np.str_], shape: Numbers, work:
 
 
 def _attention(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
-    """Few keys leave the start and end of each tile's loop, small heads the exponentials, as the larger part."""
+    """Few keys leave the start and end of each tile's loop, small heads the exponentials, as the larger part.
+
+    A block of the forward kernel goes along the keys for a tile of queries, one of the backward kernel along the
+    queries for a tile of keys.
+    """
     batch, heads, _, queries, keys, head_dim, causal, backward, _, _ = shape.T
     share = np.where(backward > 0, at.factor("prior_attention_backward"), at.factor("prior_attention_forward"))
     share = np.where(variants == "efficient", share * at.factor("prior_attention_efficient"), share)
     seen = keys / np.where(causal > 0, 2.0, 1.0)
     share = share * seen / (seen + at.factor("attention_half_keys"))
     share = share * head_dim / (head_dim + at.factor("attention_half_head_dim"))
-    tiles = batch * heads * np.ceil(queries / ATTENTION_TILE)
+    tiles = batch * heads * np.ceil(np.where(backward > 0, keys, queries) / ATTENTION_TILE)
     filled = tiles / (np.ceil(tiles / at.sm_count) * at.sm_count)
     rate = at.flop_per_s("tf32" if dtype == "f32" else dtype)
     result: Numbers = work[:, 0] / (rate * share * filled)
@@ -325,6 +348,7 @@ BESIDE: dict[str, Model] = {
     "convolution": _around_convolution,
     "layer_norm": _first_copied,
     "scatter": _after_scatter,
+    "loss": _first_contiguous,
 }
 """Kernels that come before or after the main one."""
 
@@ -332,6 +356,7 @@ LIMITED: dict[str, Model] = {
     "pointwise": _streamed,
     "copy": _copied,
     "resample": _resample,
+    "scan": _scan,
     "fused": _fused,
 }
 """Streams that something else than the memory can limit."""

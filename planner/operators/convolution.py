@@ -77,7 +77,7 @@ def resample(variant: str, call: Call) -> Operator:
     """Interpolation: each thread goes through all planes (images times channels) at one position."""
     source, result = call.tensors[0], call.results[0]
     planes = math.prod(source.shape[:2])
-    return by_bytes("resample", variant, call, (planes, positions(source), positions(result)))
+    return by_bytes("resample", variant, call, (planes, positions(source), positions(result), channels_last(source)))
 
 
 def _settings(call: Call, place: int) -> tuple[int, int, int, int]:

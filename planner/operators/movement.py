@@ -66,11 +66,11 @@ def random(variant: str, call: Call) -> Operator:
 
 
 def gather(variant: str, call: Call) -> Operator:
-    """Rows picked by index: only what is picked is read."""
+    """Rows picked by index: only what is picked is read; `table` counts the elements of what it is picked from."""
     result = call.results[0] if call.results else first(call)
     indices = tuple(spec for spec in call.tensors[1:] if spec.dtype in INDEX_DTYPES) or call.tensors[1:2]
     rows = max((spec.elements for spec in indices), default=1)
-    shape = (rows, max(1, result.elements // max(rows, 1)))
+    shape = (rows, max(1, result.elements // max(rows, 1)), first(call).elements)
     operator = by_bytes("gather", variant, call, shape, read_bytes=size((result,)) + size(indices))
     return Operator(operator.kind, variant, result.dtype, shape, 0.0, operator.bytes_read, operator.bytes_written)
 

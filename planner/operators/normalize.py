@@ -39,9 +39,14 @@ def group_norm(variant: str, call: Call) -> Operator:
 
 
 def batch_norm(variant: str, call: Call) -> Operator:
-    """torch gives bf16 to its own kernels and other dtypes to cuDNN's, which are twice as fast (Normalization.cpp)."""
+    """torch gives bf16 to its own kernels and other dtypes to cuDNN's, which are twice as fast (Normalization.cpp).
+
+    Without training nothing is reduced: those are kernels of their own.
+    """
     if _by_cudnn(call):
         variant = variant.replace("native_", "cudnn_")
+    if next((value for value in call.arguments if type(value) is bool), True) is False:
+        variant += "_fixed"
     source = call.tensors[0]
     channels = source.shape[1] if len(source.shape) > 1 else source.shape[0]
     shape = (source.shape[0], channels, positions(source), channels_last(source))
@@ -71,7 +76,7 @@ def loss(variant: str, call: Call) -> Operator:
     rows = scores.elements // max(classes, 1)
     picked = rows * (size((scores,)) // max(scores.elements, 1))
     read = picked + sum(spec.touched_bytes for spec in call.tensors if spec.dtype in ("i64", "i32"))
-    return by_bytes("loss", variant, call, (rows, classes), read_bytes=read)
+    return by_bytes("loss", variant, call, (rows, classes, channels_last(scores)), read_bytes=read)
 
 
 def fused_loss(variant: str, call: Call) -> Operator:

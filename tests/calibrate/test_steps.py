@@ -1,6 +1,7 @@
 """Factors of real training steps: which runs are trained, what they tell, and that the profile carries it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +121,18 @@ def test_records_that_tell_nothing_are_refused_and_the_profile_is_left_alone(tmp
     assert told[2].startswith("left out odd: ")
 
 
+def test_host_factors_lie_between_machines_however_many_runs_each_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "host_work", lambda workload, phase: 1000)
+    slow, fast = _run(0.12, 0.12), _run(0.03, 0.03)
+    runs = [replace(run, record={**run.record, "machine": name}) for run, name in ((slow, "a"),) * 3 + ((fast, "b"),)]
+    assert steps.host_factors(runs)["host_forward_op_s"].value == pytest.approx(0.02 / 1000)  # of 40 and 10
+
+
 def test_records_are_read_from_a_run_of_train_and_from_a_calibration(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     record = {"name": "mine", "spec": {}}
     path.write_text("\n".join(json.dumps(line) for line in (record, {"call": []}, {"training": record})))
-    assert steps.read(path) == [record, record]
+    assert steps.read(path, path) == 4 * [record | {"machine": path.name}]
     path.write_text("[1]\n")
     with pytest.raises(RigplanError, match="wanted records of `calibrate train`"):
         steps.read(path)

@@ -45,7 +45,7 @@ def test_halving_is_a_permutation(count: int) -> None:
 
 def test_a_fifth_of_the_sweep_covers_every_kind_small_and_large() -> None:
     jobs = sweep.all_jobs()
-    assert 1500 <= len(jobs) <= 8000
+    assert 1500 <= len(jobs) <= 9000  # 12 to 16 a second on an H200: ten minutes
     first = Counter(describe(job.call).kind for job in jobs[: len(jobs) // 5])
     assert set(KINDS) - {"rnn"} <= set(first)  # what is unknown to the pricing has no kind
     sizes = [describe(job.call).flop for job in jobs[: len(jobs) // 5] if describe(job.call).kind == "matmul"]
