@@ -43,7 +43,8 @@ def test_every_training_argument_is_known() -> None:
     given |= {"per_device_train_batch_size": "1", "gradient_accumulation_steps": "1", "max_grad_norm": "1"}
     given |= {"max_steps": "1", "num_train_epochs": "1"}
     given |= dict.fromkeys(("bf16", "fp16"), "false")
-    given |= dict.fromkeys(("tf32", "torch_compile", "gradient_checkpointing", "activation_checkpointing"), "true")
+    flags = ("tf32", "torch_compile", "gradient_checkpointing", "activation_checkpointing", "use_liger_kernel")
+    given |= dict.fromkeys(flags, "true")
     reading = Reading("all")
     document = Document("all", "", Path())
     training_arguments.read_script(Options(given, "all"), reading, document, Command("python"))
