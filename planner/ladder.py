@@ -16,6 +16,7 @@ from planner.strategy import HardwareChoice, Strategy, choices, impossible
 
 MEMORY = How(timed=False, whole=True)
 LORA = LoraSpec(r=16, alpha=32, target_modules=("all-linear",))
+MORE_CARDS = (2, 4, 8)
 QLORA = LORA.model_copy(update={"quantize": "nf4"})
 
 
@@ -91,6 +92,7 @@ def climb(spec: Spec, found: Estimate, *, profile: str = "", progress: Progress 
             together.pop("loss", None)
         rungs += _worked_out(spec, found, strategy, choice, [("all of these", together)], profile, progress)
     rungs += _with_lora(spec, found, strategy, choice, profile, progress)
+    rungs += _on_more_cards(spec, found, strategy, choice, profile, progress)
     rungs += _on_another_card(spec, found, strategy, choice, profile, progress)
     return rungs
 
@@ -159,18 +161,51 @@ def _tried(
 def _with_lora(
     spec: Spec, found: Estimate, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
 ) -> list[Rung]:
-    """Adapters on weights as they are, then on weights in 4 bits; a spec's own adapter is kept."""
+    """Adapters on weights as they are, in bf16 and in 4 bits, and the last with blocks computed again where that alone
+    is not enough; a spec's own adapter is kept."""
     own = spec.model.lora
-    offers = [("adapters alone are trained", LORA)] if own is None else []
-    if own is None or own.quantize is None:
-        packed = QLORA if own is None else own.model_copy(update={"quantize": "nf4"})
-        offers.append(("adapters on weights rounded to 4 bits", packed))
-    rungs = []
-    for cost, lora in offers:
+    whole, packed = (LORA, QLORA) if own is None else (own, own.model_copy(update={"quantize": "nf4"}))
+    offers: list[tuple[str, LoraSpec, dict[str, Any]]] = []
+    if own is None:
+        offers.append(("adapters alone are trained", LORA, {}))
+    if whole.quantize is None:
+        if own is None and strategy.precision != "bf16":  # with an adapter of its own, precision is a rung above
+            offers.append(("adapters on weights in bf16", LORA, {"precision": "bf16"}))
+        offers.append(("adapters on weights rounded to 4 bits", packed, {}))
+        if strategy.checkpointing != "full":
+            offers.append(("that, and a second forward", packed, {"checkpointing": "full"}))
+    rungs: list[Rung] = []
+    for cost, lora, knobs in offers:
+        if "checkpointing" in knobs and rungs and rungs[-1].estimate.verdict == "fits":
+            continue  # 4 bits alone are enough
         model: ModelSpec = spec.model.model_copy(update={"lora": lora})
-        tried = _tried(spec.model_copy(update={"model": model}), [(strategy, choice)], profile, progress)
-        rungs += [_rung(_told(lora), cost, answer, found) for answer in tried if answer is not None]
+        asked = spec.model_copy(update={"model": model})
+        tried = _tried(asked, [(replace(strategy, **knobs), choice)], profile, progress)
+        change = ", ".join([_told(lora), *(f"{key}: {value}" for key, value in knobs.items())])
+        rungs += [_rung(change, cost, answer, found) for answer in tried if answer is not None]
     return rungs
+
+
+def _on_more_cards(
+    spec: Spec, found: Estimate, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
+) -> list[Rung]:
+    """The fewest cards of this kind, up to a node of 8, that hold everything split; each sees samples of its own."""
+    if choice.count > 1 or strategy.sharding != "none":
+        return []
+    split = sum(found.memory.by_category.get(name, 0) for name in ("weights", "gradients", "optimizer", "temporary"))
+    rest = found.memory.device_bytes - split
+    sharded = replace(strategy, sharding="fsdp", global_batch=None)
+    for count in MORE_CARDS:
+        if rest + split / count > found.memory.usable_bytes and count < MORE_CARDS[-1]:
+            continue  # clearly not enough
+        many = replace(choice, count=count)
+        (answer,) = _tried(spec, [(sharded, many)], profile, progress)
+        if answer is not None and (answer.verdict == "fits" or count == MORE_CARDS[-1]):
+            batch = answer.strategy.global_batch
+            return [
+                _rung(f"count: {count}, sharding: fsdp", f"{count} cards; the global batch is {batch}", answer, found)
+            ]
+    return []
 
 
 def _told(lora: LoraSpec) -> str:

@@ -45,10 +45,12 @@ def test_adapters_are_offered_on_whole_weights_and_on_weights_in_4_bits() -> Non
     asked = Spec.load({**spec({"micro_batch": 1}, TIGHT), "model": {"config": llama, "task": "causal-lm"}})
     found = planner.fits(asked)
     assert isinstance(found, Estimate)
-    whole, packed = [rung for rung in climb(asked, found) if rung.change.startswith("model.lora: ")]
-    assert packed.change.endswith("quantize: nf4}")
-    weights = [rung.estimate.memory.by_category["weights"] for rung in (whole, packed)]
-    assert weights[1] < weights[0]
+    whole, low, packed = [rung for rung in climb(asked, found) if rung.change.startswith("model.lora: ")]
+    assert packed.change.endswith("quantize: nf4}")  # which fits: no second forward is offered with it
+    assert low.change.endswith("precision: bf16")
+    weights = [rung.estimate.memory.by_category["weights"] for rung in (whole, low, packed)]
+    assert weights[2] < weights[0]
+    assert weights[0] / 2 < weights[1] < 0.6 * weights[0]  # the adapters stay in fp32
 
 
 def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
@@ -58,6 +60,22 @@ def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
     assert rung.change == "sharding: fsdp, offload: all"
     assert rung.saved_bytes > 0
     assert rung.estimate.memory.host_bytes > 0
+
+
+def test_as_few_cards_as_hold_everything_split_are_offered() -> None:
+    """Weights, gradients and states of 16 bytes a parameter: a card that lacks a little needs one more of its kind."""
+    llama = {
+        "model_type": "llama", "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8,
+        "num_attention_heads": 8, "vocab_size": 512,
+    }  # fmt: skip
+    hardware = {"gpu": "rtx-3090", "memory_limit": "512 MiB"}
+    asked = Spec.load({**spec({"micro_batch": 1}, hardware), "model": {"config": llama, "task": "causal-lm"}})
+    found = planner.fits(asked)
+    assert isinstance(found, Estimate)
+    assert found.verdict == "does-not-fit"
+    (rung,) = [rung for rung in climb(asked, found) if rung.change.startswith("count: ")]
+    assert (rung.change, rung.price) == ("count: 2, sharding: fsdp", "2 cards; the global batch is 2")
+    assert rung.estimate.verdict == "fits"
 
 
 def test_where_nothing_fits_the_nearest_plan_that_does_is_named() -> None:
