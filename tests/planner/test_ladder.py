@@ -65,7 +65,7 @@ def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
 def test_as_few_cards_as_hold_everything_split_are_offered() -> None:
     """Weights, gradients and states of 16 bytes a parameter: a card that lacks a little needs one more of its kind."""
     llama = {
-        "model_type": "llama", "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8,
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2,
         "num_attention_heads": 8, "vocab_size": 512,
     }  # fmt: skip
     hardware = {"gpu": "rtx-3090", "memory_limit": "512 MiB"}
