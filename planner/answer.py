@@ -140,7 +140,8 @@ class Run(Spent):
 
 
 class Activity(_Part):
-    """One row of a campaign. `share` is of a full run; a row without runs is an allowance on the others."""
+    """One row of a campaign. `share` is of a full run; a row without runs is an allowance on the others, of `source`
+    where the spec does not give it."""
 
     name: str
     runs: int
@@ -152,6 +153,7 @@ class Activity(_Part):
     days: float
     cost_usd: float | None = None
     units: float | None = None
+    source: str | None = None
 
 
 class Campaign(Spent):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from planner.answer import Activity, Campaign, Estimate, Run
 from planner.billing import Bill, Usage, bill, co2_kg, energy, source
+from planner.machine import overheads
 from planner.money_spec import CampaignSpec
 from planner.tariff import Machine, Tariff, tariff
 
@@ -47,7 +48,7 @@ def pack(asked: CampaignSpec, found: Estimate, run: Run, fleet: Machine) -> Camp
         parallel=parallel,
         waves=-(-asked.runs // parallel),
         busy_share=gpu_hours / (fleet.count * days * DAY_H),
-        activities=[_row(part, gpus, terms, fleet.count) for part in packed],
+        activities=[_row(asked, part, gpus, terms, fleet.count) for part in packed],
         days=days,
         low_days=days * run.low_days / run.days,
         high_days=days * run.high_days / run.days,
@@ -104,10 +105,25 @@ def _packed(name: str, runs: int, share: float, run_days: float, gpus: int, para
     )
 
 
+def production_share(asked: CampaignSpec) -> tuple[float, str | None]:
+    """What long runs lose against a benchmark, as a share of their time, and the source where the spec gives none.
+
+    What is published holds evaluation, saving and restarts, so an `overhead` for them is not counted once more.
+    """
+    if asked.production is not None:
+        return asked.production, None
+    published = overheads()["production"]
+    return max(0.0, (1 + float(published["value"][1])) / (1 + asked.overhead) - 1), str(published["source"])
+
+
 def _allowances(asked: CampaignSpec, counted: list[_Packed]) -> list[_Packed]:
     """Production and failed runs as shares of what is run, then contingency; packed like what they are of."""
     rows: list[_Packed] = []
-    shares = (("production", asked.production), ("failed", asked.failed), ("contingency", asked.contingency))
+    shares = (
+        ("production", production_share(asked)[0]),
+        ("failed", asked.failed),
+        ("contingency", asked.contingency),
+    )
     for name, share in shares:
         if share:
             before = [*counted, *rows]
@@ -126,7 +142,7 @@ def _allowances(asked: CampaignSpec, counted: list[_Packed]) -> list[_Packed]:
     return rows
 
 
-def _row(part: _Packed, gpus: int, terms: Tariff, fleet: int) -> Activity:
+def _row(asked: CampaignSpec, part: _Packed, gpus: int, terms: Tariff, fleet: int) -> Activity:
     cost: Bill = bill(terms, fleet, part.usage)
     return Activity(
         name=part.name,
@@ -139,6 +155,7 @@ def _row(part: _Packed, gpus: int, terms: Tariff, fleet: int) -> Activity:
         days=part.days,
         cost_usd=cost.usd,
         units=cost.units,
+        source=production_share(asked)[1] if part.name == "production" else None,
     )
 
 

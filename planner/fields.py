@@ -129,6 +129,7 @@ Bytes = Annotated[int | None, wanting("an amount of memory such as 39 GiB", opti
 Norm = Annotated[float | None, wanting("a number above 0, or null for no clipping", optional(above_zero))]
 Limit = Annotated[float | None, wanting("a number above 0", optional(above_zero))]
 Share = Annotated[float, wanting("a number of at least 0", _real)]
+Allowance = Annotated[float | None, wanting("a number of at least 0", optional(_real))]
 UpToOne = Annotated[float, wanting("a number above 0 and at most 1", _share)]
 Money = Annotated[float | None, wanting("an amount of at least 0", optional(_real))]
 AtLeastOne = Annotated[float | None, wanting("a number of at least 1", optional(_at_least_one))]

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from planner.fields import (
+    Allowance,
     AtLeastOne,
     Count,
     Day,
@@ -131,8 +132,9 @@ class CampaignSpec(SpecPart):
 
     `gpus_per_run` and `parallel` left to auto are tried: 1, 2, 4, ... GPUs a run, as many side by side as there is room
     for. The shares are of the GPU-hours: `overhead` on every run, `production` and `failed` on all runs, `contingency`
-    on the sum. Predictions are of benchmark speed; `production` is what long runs lose beside it to evaluation,
-    checkpoint writing, data loading and restarts: published ones reach 0.75 to 0.85 of it, so 0.2 to 0.35.
+    on the sum. Predictions are of benchmark speed, of which published long runs reach 0.75 to 0.85: `production` is
+    what they lose to evaluation, checkpoint writing, data loading and restarts. Left out, it is what of those 0.25
+    `overhead` does not already count; 0 is none. `failed` is for runs that are thrown away whole.
     """
 
     runs: Count  # how many
@@ -141,6 +143,6 @@ class CampaignSpec(SpecPart):
     pilot: ActivitySpec | None = None  # before the final runs
     ablation: ActivitySpec | None = None  # before the final runs
     overhead: Share = 0.0  # evaluation, saving and restarts, on every run
-    production: Share = 0.0  # of all runs: what long ones lose against a benchmark, 0.2 to 0.35 where published
-    failed: Share = 0.0  # of all runs, lost and repeated
+    production: Allowance = None  # of all runs: what long ones lose against a benchmark; None = as published
+    failed: Share = 0.0  # of all runs, lost whole and repeated
     contingency: Share = 0.0  # on the sum

@@ -120,7 +120,13 @@ def activities(item: Estimate, plan: Campaign) -> list[str]:
     ]
     rows.append(["total", "", "", few_digits(plan.days), few_digits(plan.gpu_hours), cost(plan)])
     title = f"On {fleet_name(item)}"
-    return ["", title, table(rows, ["activity", "runs", "share", "days", "GPU-h", "cost"], "lrrrrr")]
+    lines = ["", title, table(rows, ["activity", "runs", "share", "days", "GPU-h", "cost"], "lrrrrr")]
+    return lines + listed("Allowed for without being asked", allowances(plan))
+
+
+def allowances(plan: Campaign) -> list[str]:
+    """Where the allowances come from that the spec does not give."""
+    return [f"{row.name}, {row.share:.0%}: {row.source}" for row in plan.activities if row.source]
 
 
 def _run_days(item: Estimate) -> str:
@@ -134,4 +140,4 @@ def cost(plan: Campaign) -> str:
     return f"{plan.units:,.0f} {plan.unit}" if plan.units is not None else "?"
 
 
-__all__ = ["activities", "cost", "fleet_name", "fleets", "reasons", "section"]
+__all__ = ["activities", "allowances", "cost", "fleet_name", "fleets", "reasons", "section"]

@@ -131,7 +131,8 @@ def _campaign(found: Sequence[Estimate]) -> dict[str, Any] | None:
         for item, plan in campaign.fleets(found)
     ]  # fmt: skip
     headers = ["fleet", "GPUs/run", "at once", "waves", "days/run", "days", "busy", "cost"]
-    return {"headers": headers, "rows": rows, "reasons": campaign.reasons(found)} if rows else None
+    allowed = [line for _, plan in campaign.fleets(found)[:1] for line in campaign.allowances(plan)]
+    return {"headers": headers, "rows": rows, "reasons": [*campaign.reasons(found), *allowed]} if rows else None
 
 
 def _ranked(found: Plan) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_what_is_bought_is_paid_at_once_and_charged_over_its_years() -> None:
 
 
 def test_a_campaign_burns_by_the_gpus_that_are_busy() -> None:
-    plan = {"runs": 12, "gpus_per_run": 1, "contingency": 0.5}
+    plan = {"runs": 12, "gpus_per_run": 1, "production": 0, "contingency": 0.5}
     found = answer(spec(RENT, campaign=plan), 17)  # 8 at once in January, 4 from February on, then half again
     assert found.campaign is not None
     first, *rest = found.campaign.months

@@ -30,7 +30,7 @@ def packed(hardware: dict[str, Any], days: float, **campaign: Any) -> Estimate:
 
 
 def spec(hardware: dict[str, Any], **campaign: Any) -> Spec:
-    whole = {"runs": 50, "gpus_per_run": 1} | campaign
+    whole = {"runs": 50, "gpus_per_run": 1, "production": 0} | campaign
     return Spec.load(
         {"model": {"name": "marian-big"}, "data": {"total": "1000 steps"}, "hardware": hardware, "campaign": whole}
     )
@@ -109,6 +109,31 @@ def test_pilot_ablation_failures_and_contingency_are_rows_of_their_own() -> None
     assert found.gpu_hours == pytest.approx(1.2 * 1.05 * 1.25 * run)
     assert found.days == pytest.approx(sum(row.days for row in found.activities))
     assert found.cost_usd == pytest.approx(sum(row.cost_usd or 0 for row in found.activities))
+
+
+def test_long_runs_are_slower_than_benchmarks_unless_it_is_said_otherwise() -> None:
+    found = plan(packed(A100, days=2, production=None))  # published: 0.75 to 0.85 of benchmark speed
+    final, allowed = found.activities
+    assert (allowed.name, allowed.share) == ("production", 0.25)
+    assert allowed.gpu_hours == pytest.approx(0.25 * final.gpu_hours)
+    assert found.days == pytest.approx(1.25 * 14)
+    assert found.cost_usd == pytest.approx(1.25 * (plan(packed(A100, days=2)).cost_usd or 0))
+    assert allowed.source is not None
+    assert "0.75 to 0.85 of benchmark speed" in allowed.source
+    assert [row.name for row in plan(packed(A100, days=2)).activities] == ["final"]
+
+
+def test_an_overhead_that_is_known_is_part_of_the_allowance() -> None:
+    bare = plan(packed(A100, days=2, production=None))
+    known = plan(packed(A100, days=2, production=None, overhead=0.1))
+    assert known.gpu_hours == pytest.approx(bare.gpu_hours)
+    assert [row.name for row in plan(packed(A100, days=2, production=None, overhead=0.3)).activities] == ["final"]
+
+
+def test_the_source_of_the_allowance_is_printed() -> None:
+    shown = " ".join(" ".join(section([packed(A100, days=2, production=None)])).split())
+    assert "production, 25%: published long runs reach 0.75 to 0.85 of benchmark speed" in shown
+    assert "published long runs" not in " ".join(section([packed(A100, days=2, production=0.25)]))
 
 
 def test_gpus_a_run_are_tried_where_they_are_left_open() -> None:

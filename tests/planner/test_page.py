@@ -159,7 +159,7 @@ def test_a_campaign_fills_the_reviewers_table() -> None:
     spec, found = campaign()
     made = proposal(spec, found, "nairr")
     assert made is not None
-    assert [row[0] for row in made.rows] == ["pilot", "final", "failed", "contingency", "total"]
+    assert [row[0] for row in made.rows] == ["pilot", "final", "production", "failed", "contingency", "total"]
     final = made.rows[1]
     whole = found.ranked[0].campaign
     assert whole is not None

@@ -128,7 +128,7 @@ def test_another_total_is_another_question() -> None:
 
 
 def test_a_campaign_is_as_many_runs_as_it_says() -> None:
-    found = planner.estimate(spec(campaign={"runs": 12}))
+    found = planner.estimate(spec(campaign={"runs": 12, "production": 0}))
     assert found.run is not None
     assert found.campaign is not None
     assert found.campaign.days == pytest.approx(12 * found.run.days)
