@@ -145,14 +145,8 @@ def _missing(what: str) -> Any:
 
 def _rental_gpt2(row: Row) -> Record:
     """build-nanogpt's script: no dropout, tied embeddings, fused AdamW, gradients clipped to 1."""
-    config = {
-        "model_type": "gpt2", "n_layer": int(row["n_layers"]), "n_embd": int(row["d_model"]),
-        "n_head": int(row["n_heads"]), "vocab_size": int(row["vocab"]), "resid_pdrop": 0.0, "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-    }  # fmt: skip
     return {
-        "model": {"config": config},
-        "data": {"sequence_length": int(row["seq_len"])},
+        "model": {"module": f"{MODELS}.nanogpt:gpt2_124m"},
         "training": {
             "precision": _known(MIXED, row["precision"], "precision"),
             "optimizer": "adamw",

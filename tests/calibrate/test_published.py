@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from calibrate import check, published
+from calibrate.models.nanogpt import gpt2_124m
 from planner.spec import Spec
 
 COLUMNS = (
@@ -44,8 +45,15 @@ def test_a_row_says_its_batch_precision_compilation_and_memory() -> None:
     assert (spec.training.micro_batch, spec.training.accumulation) == ((32,), (16,))
     assert (spec.training.precision, spec.training.optimizer_implementation) == (("bf16-mixed",), ("fused",))
     assert spec.hardware[0].gpu == ("rtx-6000-ada",)
+    assert found["spec"]["model"] == {"module": "calibrate.models.nanogpt:gpt2_124m"}
     assert found["step_seconds"] == 4.89275
     assert found["device_bytes"] == 24 << 30
+
+
+def test_the_rental_benchmarks_model_has_the_parameters_that_its_rows_say() -> None:
+    module, inputs = gpt2_124m(2)
+    assert sum(parameter.numel() for parameter in module.parameters()) == 124_475_904
+    assert inputs["tokens"].shape == (2, 1024)
 
 
 def test_apex_o2_is_fp16_with_fp32_copies_and_tf32_stays_tf32() -> None:
