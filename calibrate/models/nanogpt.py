@@ -48,12 +48,13 @@ class Gpt2(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.tokens.weight
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
         x = self.tokens(tokens) + self.positions(torch.arange(LENGTH, device=tokens.device))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
-        return functional.cross_entropy(logits.view(-1, VOCABULARY), labels.view(-1))
+        loss = functional.cross_entropy(logits.view(-1, VOCABULARY), labels.view(-1))
+        return {"loss": loss, "logits": logits}  # the logits too, so that they are kept through the backward
 
 
 def gpt2_124m(batch_size: int) -> tuple[nn.Module, dict[str, Tensor]]:

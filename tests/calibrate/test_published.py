@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import planner
 from calibrate import check, published
 from calibrate.models.nanogpt import gpt2_124m
 from planner.spec import Spec
@@ -54,6 +55,16 @@ def test_the_rental_benchmarks_model_has_the_parameters_that_its_rows_say() -> N
     module, inputs = gpt2_124m(2)
     assert sum(parameter.numel() for parameter in module.parameters()) == 124_475_904
     assert inputs["tokens"].shape == (2, 1024)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gpu", "micro_batch", "used_gib"), [("A100-PCIE-80GB", 32, 24.01), ("RTXA5000", 16, 12.42)])
+def test_the_rental_benchmarks_memory_is_that_of_nvidia_smi(gpu: str, micro_batch: int, used_gib: float) -> None:
+    memory_gb = 80 if gpu.startswith("A100") else 24
+    asked = record(
+        {**RENTAL, "gpu": gpu, "gpu_mem_gb": memory_gb, "micro_batch": micro_batch, "peak_mem_gib": used_gib}
+    )
+    assert planner.fits(asked["spec"]).memory.device_bytes == pytest.approx(asked["device_bytes"], rel=0.05)
 
 
 def test_apex_o2_is_fp16_with_fp32_copies_and_tf32_stays_tf32() -> None:
