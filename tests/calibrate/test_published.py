@@ -12,6 +12,7 @@ import pytest
 import planner
 from calibrate import check, published
 from calibrate.models.nanogpt import gpt2_124m
+from planner.answer import Estimate
 from planner.spec import Spec
 
 COLUMNS = (
@@ -64,7 +65,9 @@ def test_the_rental_benchmarks_memory_is_that_of_nvidia_smi(gpu: str, micro_batc
     asked = record(
         {**RENTAL, "gpu": gpu, "gpu_mem_gb": memory_gb, "micro_batch": micro_batch, "peak_mem_gib": used_gib}
     )
-    assert planner.fits(asked["spec"]).memory.device_bytes == pytest.approx(asked["device_bytes"], rel=0.05)
+    found = planner.fits(asked["spec"])
+    assert isinstance(found, Estimate)
+    assert found.memory.device_bytes == pytest.approx(asked["device_bytes"], rel=0.05)
 
 
 def test_apex_o2_is_fp16_with_fp32_copies_and_tf32_stays_tf32() -> None:
