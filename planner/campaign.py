@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from catalog.overheads import overheads
 from planner.answer import Activity, Campaign, Estimate, Run
 from planner.billing import Bill, Usage, bill, co2_kg, energy, source
-from planner.machine import overheads
 from planner.money_spec import CampaignSpec
 from planner.tariff import Machine, Tariff, tariff
 

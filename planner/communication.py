@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from catalog.errors import RigplanError
 from catalog.link_curve import find, ring_share
+from catalog.overheads import overheads
 from catalog.store import DATA, load_yaml
 from catalog.system import Link, Node
 from planner.call import Call
 from planner.collectives import LANES, group_of, is_collective, kind_of, size_of
-from planner.machine import Machine, overheads
+from planner.machine import Machine
 from planner.strategy import HardwareChoice, Strategy
 from planner.workload import Workload
 

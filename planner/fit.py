@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from catalog.overheads import overheads
 from planner import scratch
 from planner.call import ITEM_BYTES
-from planner.machine import Machine, overheads
+from planner.machine import Machine
 from planner.memory import Scratch, Timeline, Workspace, held_at_peak, replay
 from planner.strategy import FSDP, Strategy
 from planner.workload import Workload

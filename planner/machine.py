@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from catalog import profile as profiles
 from catalog import store, system
 from catalog.accelerator import Accelerator
 from catalog.errors import RigplanError
+from catalog.overheads import overheads
 from catalog.profile import Profile
-from catalog.store import DATA, load_yaml
 from catalog.system import Node
 from planner.cost import Pricing
 from planner.scratch import Device
@@ -110,13 +108,6 @@ def _node(choice: HardwareChoice, accelerator: Accelerator) -> Node:
             f"hardware.node {choice.node} holds {node.accelerator}, not {accelerator.name}; leave one of the two out"
         )
     return replace(node, gpus_per_node=choice.gpus_per_node) if choice.gpus_per_node else node
-
-
-@cache
-def overheads() -> Mapping[str, Any]:
-    """The measured overheads of a process, with their sources."""
-    data: Mapping[str, Any] = load_yaml(DATA / "overheads.yaml")
-    return data
 
 
 def _context(accelerator: Accelerator, count: int) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from catalog.overheads import overheads
 from catalog.units import gib
 from planner import machine as machines
 from planner.answer import Estimate
@@ -12,7 +13,7 @@ from planner.cache import ANCHORS, TraceKnobs, Workloads
 from planner.communication import call_seconds, sm_share
 from planner.evaluate import Progress, evaluate, knobs_of, not_possible, of_rank
 from planner.fit import Fit, fit
-from planner.machine import Machine, overheads
+from planner.machine import Machine
 from planner.question import How
 from planner.reach import Predict, affine, largest
 from planner.spec import Spec

@@ -84,5 +84,6 @@ def test_the_kept_predictions_are_todays() -> None:
     path = ROOT / "tests" / "measured" / "published.jsonl"
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     kept = {item.name: item for item in OTHERS}
+    records = [record for record in records if record["name"] in kept]  # the page is made of these
     for found in published(records, {}):
         assert found.predicted_seconds == pytest.approx(kept[found.name].predicted_seconds, rel=0.02)
