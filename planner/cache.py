@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -255,7 +256,18 @@ def contents(model: ModelSpec) -> str:
     if isinstance(model.config, str):
         return Path(model.config).read_text(encoding="utf-8")
     if model.module is not None:
-        file = Path(model.module.rpartition(":")[0])
-        return file.read_text(encoding="utf-8") if file.suffix == ".py" and file.is_file() else ""
+        file = _source(model.module.rpartition(":")[0])
+        return "" if file is None else file.read_text(encoding="utf-8")
     preset = presets.lookup(model.name) if model.name else None
     return "" if preset is None else json.dumps(dict(preset.config), sort_keys=True, default=str)
+
+
+def _source(module: str) -> Path | None:
+    """The file of `file.py` or `package.module`, found as an import would find it but without running anything."""
+    if module.endswith(".py"):
+        candidates = [Path(module)]
+    else:
+        inside = Path(*module.split("."))
+        roots = [Path.cwd(), *map(Path, sys.path)]
+        candidates = [root / end for root in roots for end in (inside.with_suffix(".py"), inside / "__init__.py")]
+    return next((file for file in candidates if file.is_file()), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.cache import ANCHORS, TraceKnobs, Workloads, load, save
+from planner.cache import ANCHORS, TraceKnobs, Workloads, contents, load, save
 from planner.spec import DataSpec, ModelSpec
 
 TINY = {
@@ -69,3 +69,16 @@ def test_reading_a_workload_needs_no_torch(workloads: Workloads, tmp_path: Path)
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_edited_module_is_another_model_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mynets"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('nothing is run to look')\n")
+    monkeypatch.chdir(tmp_path)
+    for where in ("mynets/small.py:make", "mynets.small:make"):
+        (package / "small.py").write_text("width = 1\n")
+        before = contents(ModelSpec(module=where))
+        (package / "small.py").write_text("width = 2\n")
+        assert (before, contents(ModelSpec(module=where))) == ("width = 1\n", "width = 2\n")
+    assert contents(ModelSpec(module="mynets.absent:make")) == ""
