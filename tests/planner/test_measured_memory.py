@@ -20,7 +20,7 @@ from planner import scratch
 from planner.cache import TraceKnobs
 from planner.memory import Scratch, Timeline, replay
 from planner.spec import Spec
-from planner.trace import trace
+from planner.trace import trace, versions
 from planner.workload import Workload
 
 RUNS = Path(__file__).parents[1] / "measured" / "h200_training.jsonl"
@@ -42,8 +42,14 @@ BOUNDS = {
     "lstm": (0.05, 0.2),
     "dlrm": (0.2, 0.05),
 }
-# Model code of a later transformers keeps other tensors than the code that was measured: (case, version measured).
-OTHER_CODE: dict[str, str] = {}
+# Model code of a later transformers keeps other tensors than the code that was measured: T5 has fused attention there.
+FUSED_LATER = ("t5-base", "limit-t5-15.4-gib", "flan-t5-large", "tiny-t5-small")
+MEASURED_WITH = "5.17."
+OTHER_CODE = {
+    name: f"measured with transformers {MEASURED_WITH}x, where T5 has eager attention"
+    for name in FUSED_LATER
+    if not versions()["transformers"].startswith(MEASURED_WITH)
+}
 # A scan in Python of tens of thousands of operators: minutes to trace.
 TOO_LONG = ("mamba-130m",)
 
