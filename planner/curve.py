@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
+from catalog.errors import RigplanError
 from catalog.profile import Samples
+from planner.operators.operator import SHAPE_FIELDS
 from planner.roofline import COMPUTE, Numbers, Rates, base_seconds, narrow, transferred_seconds
 
 LARGEST_LOG_FACTOR = float(np.log(12.0))
@@ -66,8 +68,8 @@ class Curve:
 
 
 def below(samples: Samples, curves: Mapping[str, tuple[Samples, ...]]) -> tuple[Samples, ...]:
-    """What these samples rest on: of a device that was measured, the other half-precision dtype, which is timed at many
-    more shapes and runs through the same kernels."""
+    """What these samples rest on: of a device that was measured, the dtype of RESTS_ON, which is timed at many more
+    shapes or runs through the same kernels."""
     lower = RESTS_ON.get(samples.key, RESTS_ON.get(samples.dtype, ""))
     key = f"{samples.kind}/{lower}"
     return tuple(
@@ -76,7 +78,14 @@ def below(samples: Samples, curves: Mapping[str, tuple[Samples, ...]]) -> tuple[
 
 
 def fit(samples: Samples, rates: Rates, below: tuple[Curve, ...] = ()) -> Curve:
-    """A curve through samples of one device, on top of what the curves below it already say."""
+    """A curve through samples of one device, on top of what the curves below it already say. RigplanError for samples
+    of a profile that describes shapes otherwise."""
+    wanted = SHAPE_FIELDS[samples.kind]
+    if samples.shape.shape[1] != len(wanted):
+        raise RigplanError(
+            f"the profile's curve {samples.key} of {samples.device} has {samples.shape.shape[1]} numbers a shape; "
+            f"wanted {len(wanted)} ({', '.join(wanted)}): another version of rigplan made it, calibrate again"
+        )
     return fit_residual(samples, *residual_of(samples, rates, below), rates)
 
 

@@ -245,12 +245,7 @@ def _copied(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Number
 
 
 def _first_copied(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
-    """A normalisation of transposed rows copies them first."""
-    return indexed_seconds(shape[:, 0] * shape[:, 1], 2.0 * at.factor("prior_indexed_bytes") * (shape[:, 2] > 0), at)
-
-
-def _first_contiguous(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
-    """Scores of images with channels last are copied before their loss is taken."""
+    """A normalisation of transposed rows copies them first, a loss of images its scores with channels last."""
     return indexed_seconds(shape[:, 0] * shape[:, 1], 2.0 * at.factor("prior_indexed_bytes") * (shape[:, 2] > 0), at)
 
 
@@ -348,7 +343,7 @@ BESIDE: dict[str, Model] = {
     "convolution": _around_convolution,
     "layer_norm": _first_copied,
     "scatter": _after_scatter,
-    "loss": _first_contiguous,
+    "loss": _first_copied,
 }
 """Kernels that come before or after the main one."""
 

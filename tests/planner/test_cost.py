@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catalog.errors import RigplanError
 from catalog.profile import resolve
 from catalog.store import accelerator, accelerator_names
 from planner.call import Call, TensorSpec
@@ -180,3 +181,13 @@ def test_every_priced_kind_has_a_price_on_a_device_without_any_timing_of_its_own
     for kind in sorted(KINDS):
         operator = Operator(kind, "any", "bf16", (4,) * len(SHAPE_FIELDS[kind]), 1e9, 10**8, 10**8)
         assert 1e-6 < seconds(operator, None, at).seconds < 1.0, kind
+
+
+def test_a_profile_that_describes_shapes_otherwise_is_refused_in_a_line(h200: Pricing) -> None:
+    (gathers,) = h200.profile.curves["gather/any"]
+    older = replace(gathers, shape=gathers.shape[:, :2])
+    profile = replace(h200.profile, points={}, curves={**h200.profile.curves, "gather/any": (older,)})
+    table, places = TensorSpec("f32", (512, 64)), TensorSpec("i64", (16,))
+    call = Call("embedding.default", (table, places), (), (TensorSpec("f32", (16, 64)),))
+    with pytest.raises(RigplanError, match=r"gather/any .* has 2 numbers a shape; wanted 3 \(rows, length, table\)"):
+        took(call, Pricing(h200.accelerator, profile))
