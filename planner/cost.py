@@ -131,7 +131,11 @@ def price(operators: Iterable[Operator], machine: Pricing) -> None:
             groups[operator.kind, operator.dtype].append(operator)
     for (kind, dtype), items in groups.items():
         known = _known(machine.curves(UNKNOWN_KIND if kind == UNKNOWN else kind, dtype), machine)
-        for operator, value in zip(items, _seconds(kind, dtype, items, machine), strict=True):
+        found = _seconds(kind, dtype, items, machine)
+        if dtype == "tf32" and known != "measured":
+            # TF32 is leave, not duty: a library keeps the fp32 kernel where that is quicker.
+            found = np.minimum(found, _seconds(kind, "f32", items, machine))
+        for operator, value in zip(items, found, strict=True):
             floor = floor_seconds(operator, machine)
             machine._costs[operator] = Cost(max(float(value), floor), floor, known)
 

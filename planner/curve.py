@@ -17,7 +17,7 @@ from scipy.linalg import cho_factor, cho_solve
 from catalog.errors import RigplanError
 from catalog.profile import Samples
 from planner.operators.operator import SHAPE_FIELDS
-from planner.roofline import COMPUTE, Numbers, Rates, base_seconds, narrow, transferred_seconds
+from planner.roofline import Numbers, Rates, base_seconds, narrow, transferred_seconds
 
 LARGEST_LOG_FACTOR = float(np.log(12.0))
 """An interpolated factor never leaves this range: no shape is more than 12 times off a sound model."""
@@ -110,18 +110,18 @@ def log_seconds(
 ) -> Numbers:
     """Logarithm of seconds by the analytic model and the curves on it; the `largest` that the curves allow.
 
-    What a relative's curves say of streams is brought from its rates to the next one's and at last to these; of
-    products it holds for the share of the ceiling, which is each device's own.
+    What a relative's curves say is brought from its rates to the next one's and at last to these.
     """
-    device = curves[0].at if curves and kind not in COMPUTE else at
-    result: Numbers = np.log(base_seconds(kind, dtype, variants, shape, work, device))
+    given = (dtype, variants, shape, work)
+    device = curves[0].at if curves else at
+    result: Numbers = np.log(base_seconds(kind, *given, device))
     for curve in curves:
-        if kind not in COMPUTE and curve.at.device != device.device:
-            result = np.log(transferred_seconds(np.exp(result), work, device, curve.at))
+        if curve.at.device != device.device:
+            result = np.log(transferred_seconds(np.exp(result), kind, *given, device, curve.at))
             device = curve.at
         result = result + (curve.largest if largest else curve.log_factor(variants, shape, work))
     if device.device != at.device:
-        result = np.log(transferred_seconds(np.exp(result), work, device, at))
+        result = np.log(transferred_seconds(np.exp(result), kind, *given, device, at))
     return result
 
 

@@ -25,6 +25,8 @@ SPLITS = (1, 2, 4, 8, 16)
 """Ways to split the inner dimension so that few tiles still fill the device."""
 ATTENTION_TILE = 128
 """Queries that one block of a fused attention kernel works on."""
+SPLIT_PRODUCTS = 3
+"""TF32 products that make one in fp32."""
 SPLIT_EXTRA = 0.05
 """Adding the parts of a split up costs this share."""
 SORTED_ROWS = 3072
@@ -99,11 +101,34 @@ def base_seconds(
     return result
 
 
-def transferred_seconds(seconds: Numbers, work: Numbers, theirs: Rates, at: Rates) -> Numbers:
-    """Seconds here of streams that took `seconds` on another device.
+def transferred_seconds(
+    seconds: Numbers,
+    kind: str,
+    dtype: str,
+    variants: NDArray[np.str_],
+    shape: Numbers,
+    work: Numbers,
+    theirs: Rates,
+    at: Rates,
+) -> Numbers:
+    """Seconds here of operators that took `seconds` on another device.
 
-    As much of the time as moving the bytes explains goes by the bandwidths, the rest by the multiprocessors' cycles.
+    What the model explains goes by the model, what is left over by the multiprocessors' cycles: loads that are waited
+    for, exponentials, the ends of tiles. Streams go by their bytes, products by their tiles; a product is no further
+    below its ceiling than it was there, and one that was above the model is as far above it here.
     """
+    if kind not in COMPUTE:
+        return _carried_streams(seconds, work, theirs, at)
+    given = (kind, dtype, variants, shape, work)
+    there, here = base_seconds(*given, theirs), base_seconds(*given, at)
+    beside = np.maximum(seconds - there, 0.0) * theirs.cycles_per_s / at.cycles_per_s
+    same_share = here * seconds / there
+    result: Numbers = np.where(seconds > there, np.minimum(here + beside, same_share), same_share)
+    return result
+
+
+def _carried_streams(seconds: Numbers, work: Numbers, theirs: Rates, at: Rates) -> Numbers:
+    """As much of the time as moving the bytes explains goes by the bandwidths, the rest by the cycles."""
     moved = work[:, 1] + work[:, 2]
     there = np.maximum(memory_seconds(moved, theirs), 1e-12)
     launch = theirs.factor("kernel_launch_s")
@@ -299,9 +324,19 @@ def _attention(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Num
     share = share * head_dim / (head_dim + at.factor("attention_half_head_dim"))
     tiles = batch * heads * np.ceil(np.where(backward > 0, keys, queries) / ATTENTION_TILE)
     filled = tiles / (np.ceil(tiles / at.sm_count) * at.sm_count)
-    rate = at.flop_per_s("tf32" if dtype == "f32" else dtype)
-    result: Numbers = work[:, 0] / (rate * share * filled)
+    result: Numbers = work[:, 0] / (_attention_rate(dtype, at) * share * filled)
     return result
+
+
+def _attention_rate(dtype: str, at: Rates) -> float:
+    """FLOP/s of a fused kernel at best. One in fp32 makes three TF32 products of each, as CUTLASS's fast fp32 does, of
+    parts that it splits off by instructions beside them; before tensor cores had TF32 it multiplies without them."""
+    if dtype != "f32":
+        return at.flop_per_s(dtype)
+    products = SPLIT_PRODUCTS if "tf32" in at.ceiling.flop_per_s else 1
+    multiplied = products / at.flop_per_s("tf32")
+    split = 1.0 / (at.factor("prior_attention_split") * at.cycles_per_s)
+    return float((multiplied**OVERLAP + split**OVERLAP) ** (-1.0 / OVERLAP))
 
 
 def _rnn(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
