@@ -311,20 +311,23 @@ def _after_scatter(dtype: str, variants: NDArray[np.str_], shape: Numbers, work:
 
 
 def _attention(dtype: str, variants: NDArray[np.str_], shape: Numbers, work: Numbers, at: Rates) -> Numbers:
-    """Few keys leave the start and end of each tile's loop, small heads the exponentials, as the larger part.
+    """Few keys leave the start and end of each tile's loop, small heads the exponentials, as the larger part: both take
+    cycles, which slow tensor cores hardly notice.
 
     A block of the forward kernel goes along the keys for a tile of queries, one of the backward kernel along the
     queries for a tile of keys.
     """
     batch, heads, _, queries, keys, head_dim, causal, backward, _, _ = shape.T
+    rate = _attention_rate(dtype, at)
+    a_cycle = rate / at.cycles_per_s
     share = np.where(backward > 0, at.factor("prior_attention_backward"), at.factor("prior_attention_forward"))
     share = np.where(variants == "efficient", share * at.factor("prior_attention_efficient"), share)
     seen = keys / np.where(causal > 0, 2.0, 1.0)
-    share = share * seen / (seen + at.factor("attention_half_keys"))
-    share = share * head_dim / (head_dim + at.factor("attention_half_head_dim"))
+    share = share * seen / (seen + at.factor("attention_half_keys") * a_cycle)
+    share = share * head_dim / (head_dim + at.factor("attention_half_head_dim") * a_cycle)
     tiles = batch * heads * np.ceil(np.where(backward > 0, keys, queries) / ATTENTION_TILE)
     filled = tiles / (np.ceil(tiles / at.sm_count) * at.sm_count)
-    result: Numbers = work[:, 0] / (_attention_rate(dtype, at) * share * filled)
+    result: Numbers = work[:, 0] / (rate * share * filled)
     return result
 
 
