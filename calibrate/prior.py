@@ -40,6 +40,9 @@ DEVICES = {
 DTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "f32", "fp8": "f8", "bf16/fp16": "bf16"}
 MATMUL_SOURCES = ("aiconfigurator", "vidur", "SimuMax", "DeepBench", "openxla", "ROCm aiter")
 RECURRENT = {"lstm": "lstm", "gru": "gru", "vanilla": "rnn_tanh", "rnn": "rnn_tanh"}
+OTHER_KERNELS = ("triton", "flex", "math", "standard", "torch_flow")
+"""Attention that no training step runs. So are aiconfigurator's prefill rows (`/attention/`), which write a cache of keys
+and values beside: on one chip they take up to twice what its encoder rows, the plain kernel, do."""
 LEFT_OUT = ("moe", "main grad", "max over", "accumulate into")
 LARGEST_CURVE = 700
 
@@ -88,7 +91,7 @@ def attention_rows(folder: Path) -> Iterator[Timed]:
         kernel = row["kernel"].lower()
         if device is None or dtype is None or not flags or not row["seconds"] or "fp8" in row["notes"]:
             continue
-        if any(word in kernel for word in ("triton", "flex", "math", "standard")):
+        if any(word in kernel for word in OTHER_KERNELS) or "/attention/" in row["source_where"]:
             continue
         numbers = [row[key] for key in ("batch", "heads", "seq_q", "seq_k", "head_dim")]
         if not all(numbers):

@@ -71,7 +71,8 @@ def ceiling(accelerator: Accelerator) -> Ceiling:
         else:
             rates[dtype] = peak * float(shares.get(dtype, shares.get(nearest, data["shares"]["default"]["fp16"])))
     for dtype, a_watt in data["a_watt"].get(accelerator.rate_class, {}).items():
-        if dtype in rates and dtype not in published and accelerator.tdp_w:
+        twin = dtype in ("fp16", "bf16") and {"fp16", "bf16"} & published.keys()
+        if dtype in rates and dtype not in published and not twin and accelerator.tdp_w:
             rates[dtype] = min(rates[dtype], parse_flop_rate(a_watt) * accelerator.tdp_w)
     if NATIVE_BF16 not in rates and accelerator.vendor == "NVIDIA" and "fp32" in rates:
         rates[NATIVE_BF16] = rates["fp32"] * float(data["emulated_bf16_of_fp32"]["value"])
