@@ -41,8 +41,8 @@ DTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "f32", "fp8": "f
 MATMUL_SOURCES = ("aiconfigurator", "vidur", "SimuMax", "DeepBench", "openxla", "ROCm aiter")
 RECURRENT = {"lstm": "lstm", "gru": "gru", "vanilla": "rnn_tanh", "rnn": "rnn_tanh"}
 OTHER_KERNELS = ("triton", "flex", "math", "standard", "torch_flow")
-"""Attention that no training step runs. So are aiconfigurator's prefill rows (`/attention/`), which write a cache of keys
-and values beside: on one chip they take up to twice what its encoder rows, the plain kernel, do."""
+"""Attention that no training step runs. So are aiconfigurator's prefill rows (`/attention/`), which write a cache of
+keys and values beside: on one chip they take up to twice what its encoder rows, the plain kernel, do."""
 LEFT_OUT = ("moe", "main grad", "max over", "accumulate into")
 LARGEST_CURVE = 700
 
