@@ -160,13 +160,17 @@ LANGUINI = {"mini": "mini", "tiny": "tiny", "small": "small", "medium": "medium"
 
 
 def _languini(row: Row) -> Record:
-    """Languini's GPT: attention written out, untied embeddings, biases, no dropout; Adam."""
+    """Languini's GPT: attention written out, untied embeddings, biases, no dropout; Adam, nothing clipped."""
     family, _, size = row["model"].removeprefix("Languini ").partition(" ")
     if family != "GPT":
         raise Skipped(f"model not at hand: {row['model']}")
     return {
         "model": {"module": f"{MODELS}.languini:{LANGUINI[size]}"},
-        "training": {"precision": _known(MIXED, row["precision"], "precision"), "optimizer": "adam"},
+        "training": {
+            "precision": _known(MIXED, row["precision"], "precision"),
+            "optimizer": "adam",
+            "max_grad_norm": None,
+        },
         "record": {"family": "languini"},
     }
 
