@@ -205,7 +205,7 @@ def resolve(accelerator: Accelerator, profile: str = "") -> tuple[Profile, Known
             if key not in curves and found.accelerator != accelerator.name:
                 curves[key] = layers[-1:]
     near = next((found for found in chain if found.known != "measured" and _alike(found, accelerator)), None)
-    for key, layers in (near.curves if near else {}).items():
+    for key, layers in _twinned(near.curves if near else {}).items():
         if key not in PUBLISHED_STREAMS and key not in own_curves and curves[key][0].device != layers[-1].device:
             curves[key] = (*curves[key], *layers[-1:])
     for key, layers in own_curves.items():
@@ -229,6 +229,15 @@ def resolve(accelerator: Accelerator, profile: str = "") -> tuple[Profile, Known
         residuals=mine.residuals if mine else {},
     )
     return built, known
+
+
+def _twinned(curves: Mapping[str, tuple[Samples, ...]]) -> dict[str, tuple[Samples, ...]]:
+    """With the curves of bf16 standing for fp16 where that was not timed: on one device both run the same kernels.
+
+    Not the other way round: published fp16 timings are older, of libraries that were slower.
+    """
+    twins = {f"{key.removesuffix('bf16')}f16": layers for key, layers in curves.items() if key.endswith("/bf16")}
+    return {**twins, **curves}
 
 
 def _alike(found: Profile, accelerator: Accelerator) -> bool:
