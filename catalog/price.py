@@ -17,6 +17,11 @@ from catalog.errors import RigplanError
 Kind = Literal["on-demand", "marketplace", "spot", "street", "msrp", "quote", "academic", "estimate"]
 
 STALE_AFTER_DAYS = 90
+RENEW = (
+    "ask what a GPU costs today and give it in the spec (price: {usd_per_gpu_hour: ...} under hardware), "
+    "or fetch newer prices with `rigplan prices --refresh`"
+)
+"""What to do about prices that are older than that."""
 _RECENT_DAYS = 365
 """Offers older than this against the newest of the snapshot are left out of the default."""
 _CARD_ALONE = ("card only", "card/module only", "card/module")
@@ -61,13 +66,18 @@ class Offer:
 
     def age_days(self, today: datetime.date) -> int | None:
         """Days since the newest date in the offer; None when it has no date."""
-        asked = _as_date(self.date)
-        return (today - asked).days if asked else None
+        return age_days(self.date, today)
 
     def is_stale(self, today: datetime.date) -> bool:
         """Whether the price is older than 90 days, or undated."""
         age = self.age_days(today)
         return age is None or age > STALE_AFTER_DAYS
+
+
+def age_days(asked: str, today: datetime.date) -> int | None:
+    """Days since a date, or since the newest of "oldest to newest"; None where there is none."""
+    newest = _as_date(asked.rpartition(" to ")[2])
+    return (today - newest).days if newest else None
 
 
 def _as_date(text: str) -> datetime.date | None:

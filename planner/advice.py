@@ -191,7 +191,7 @@ def advise(
     changes = [item for item in ADVICE if isinstance(item, Change) and item.when(strategy, gpu)]
     changed = [(_with(strategy, item.fields), choice) for item in changes]
     told = progress or (lambda _: None)
-    told("what would help: tracing the model with each change (--no-advice leaves this out)")
+    told("what would help: answering the spec with each change (--no-advice leaves this out)")
     answers = _answered(spec, [*changed, *_likely_together(changes, strategy, choice)], profile, progress)[
         : len(changed)
     ]
@@ -202,6 +202,7 @@ def advise(
     ]
     for item in ADVICE:
         if isinstance(item, TraceChange) and any(row.kind == item.kind and row.shape.get(item.flag) for row in rows):
+            told(f"what would help: {item.change}")
             anew = _traced_anew(spec, strategy, choice, item.knobs, profile, progress)
             pairs.append((_advice(item.change, _sets(item), item.why, item.costs, found, anew), item))
         if isinstance(item, ModelChange) and (other := item.apply(spec)) is not None:
@@ -283,7 +284,7 @@ def _answered(
 ) -> list[Estimate | str]:
     """The answers; a change whose model cannot be built or traced has none."""
     try:
-        return outcomes(spec, combinations, How(), profile=profile, progress=progress)
+        return outcomes(spec, combinations, How(), profile=profile, progress=progress, what="changes")
     except RigplanError as error:
         return [str(error)] * len(combinations)
 

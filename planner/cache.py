@@ -105,10 +105,6 @@ class Workloads:
             path = self._path(knobs, micro_batch)
             found = load(path)
             if found is None:
-                length = self.data.sequence_length
-                of_length = f" and length {length}" if length else ""
-                how = f"{knobs.precision}, {knobs.attention}{', compiled: a minute or more' if knobs.compile else ''}"
-                self.progress(f"tracing {self.title} at micro-batch {micro_batch}{of_length} ({how})")
                 found = self._trace(knobs, micro_batch)
                 save(found, path)
             self._known[key] = found
@@ -155,7 +151,14 @@ class Workloads:
         return replace(knobs, mesh=replace(knobs.mesh, sharding=zero.sharding_of(count)))
 
     def _trace(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
-        libraries.load(models=self.model.module is None)
+        models = self.model.module is None
+        if not libraries.loaded(models=models):
+            self.progress(f"loading {libraries.named(models=models)}")
+            libraries.load(models=models)
+        length = self.data.sequence_length
+        of_length = f" and length {length}" if length else ""
+        how = f"{knobs.precision}, {knobs.attention}{', compiled: a minute or more' if knobs.compile else ''}"
+        self.progress(f"tracing {self.title} at micro-batch {micro_batch}{of_length} ({how})")
         from planner.trace import trace  # torch is needed only now
 
         return trace(self.model, self.data, knobs, micro_batch)

@@ -201,7 +201,7 @@ def _price_table(names: Sequence[str], today: date) -> str:
         "USD throughout, on-demand by the hour (m: marketplace, where nobody lists on-demand).\n"
         f"asked: oldest to newest of the offers; !: even the newest is older than {price.STALE_AFTER_DAYS} days."
     )
-    note = prices_page.age(price.snapshot_date(), today)
+    note = click.wrap_text(prices_page.age(price.snapshot_date(), today), _WIDTH)
     return f"{table}\n\n{legend}\n{note}\nOffers and sources of one: rigplan prices NAME"
 
 

@@ -117,14 +117,15 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 def fits(spec: str, as_json: bool, profile: str, with_ladder: bool, furthest: str | None) -> None:
     """Will it fit? The memory of one GPU by what holds it, a verdict with its range, and what would help."""
-    from planner.answer import Estimate, Plan
-    from planner.report.progress import Progress
-    from planner.search import fits as answer
-    from planner.spec import Spec
+    from planner.report.progress import Progress, reading
 
-    asked = Spec.load(spec)
     rungs: list[Rung] = []
-    with Progress() as progress:
+    with Progress(first=reading(spec)) as progress:
+        from planner.answer import Estimate, Plan
+        from planner.search import fits as answer
+        from planner.spec import Spec
+
+        asked = Spec.load(spec)
         if furthest is not None:
             from planner.limits import furthest_fitting
 
@@ -148,12 +149,13 @@ def fits(spec: str, as_json: bool, profile: str, with_ladder: bool, furthest: st
 @_common
 def estimate(spec: str, as_json: bool, profile: str) -> None:
     """Memory, step time, days and cost of a spec that leaves one combination."""
-    from planner.report.progress import Progress
-    from planner.search import estimate as answer
-    from planner.spec import Spec
+    from planner.report.progress import Progress, reading
 
-    asked = Spec.load(spec)
-    with Progress() as progress:
+    with Progress(first=reading(spec)) as progress:
+        from planner.search import estimate as answer
+        from planner.spec import Spec
+
+        asked = Spec.load(spec)
         found = answer(asked, profile=profile, progress=progress)
     code = _tell_estimate(found, as_json, [])
     from planner.rank import over_budget
@@ -185,13 +187,14 @@ def plan(
     with_stages: bool,
 ) -> None:
     """Every combination of a spec, ranked; the front of time and cost; and why the others are out."""
-    from planner.question import by_model, narrowed
-    from planner.report.progress import Progress
-    from planner.search import plan as answer
-    from planner.spec import Spec
+    from planner.report.progress import Progress, reading
 
-    asked = narrowed(Spec.load(spec), objective, within, under, models)
-    with Progress() as progress:
+    with Progress(first=reading(spec)) as progress:
+        from planner.question import by_model, narrowed
+        from planner.search import plan as answer
+        from planner.spec import Spec
+
+        asked = narrowed(Spec.load(spec), objective, within, under, models)
         found = answer(asked, profile=profile, progress=progress)
         if with_stages:
             from planner.stages import staged

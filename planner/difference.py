@@ -97,7 +97,9 @@ def _read(source: str, profile: str, progress: Progress | None) -> _Side:
     except ValidationError as error:
         raise RigplanError(f"{source}: is no answer of this version ({error.error_count()} fields differ)") from None
     spec = Spec.load(saved if isinstance(saved, Mapping) and source == "-" else source)
-    found = explain(spec, profile=profile, progress=progress, advice=False)
+    named = "standard input" if source == "-" else source
+    told = progress and (lambda text: progress(f"{text} ({named})"))
+    found = explain(spec, profile=profile, progress=told, advice=False)
     return _Side(estimate=found.estimate, explanation=found, asked=_asked(spec))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from planner.report.layout import columns
+from planner.report.progress import Progress, reading
 
 
 @click.command("explain", short_help="Where time and memory go, by operator and module; and what would help.")
@@ -21,21 +22,20 @@ def explain(spec: str, rank: int, every: bool, quick: bool, as_json: bool, profi
     changed spec, not a rule of thumb: it takes a trace for each change, and is told after the rest. Exit code 1 when it
     does not fit.
     """
-    from planner.explained import advised
-    from planner.explained import explain as answer
-    from planner.report.explanation import advice, page
-    from planner.report.progress import Progress
-    from planner.spec import Spec
+    with Progress(first=reading(spec)) as progress:
+        from planner.explained import advised
+        from planner.explained import explain as answer
+        from planner.report.explanation import advice, page
+        from planner.spec import Spec
 
-    asked = Spec.load(spec)
-    with Progress() as progress:
+        asked = Spec.load(spec)
         found = answer(asked, rank=rank, profile=profile, progress=progress, advice=as_json and not quick)
     if as_json:
         click.echo(found.model_dump_json(indent=2))
     else:
         click.echo(page(found, width=columns(), every=every))
     if not as_json and not quick:  # what is known is told before what takes a trace for each change
-        with Progress() as progress:
+        with Progress(first="what would help") as progress:
             found = advised(asked, found, profile=profile, progress=progress)
         click.echo(advice(found, width=columns()))
     if found.estimate.verdict == "does-not-fit":
@@ -53,11 +53,10 @@ def diff(before: str, after: str, as_json: bool, profile: str) -> None:
     Each is a spec, or an answer that `rigplan explain --json` (or estimate, fits, plan) has printed; of several
     combinations, the best. One of them may be - for standard input.
     """
-    from planner.difference import difference
-    from planner.report.difference import page
-    from planner.report.progress import Progress
+    with Progress(first=reading(before, after)) as progress:
+        from planner.difference import difference
+        from planner.report.difference import page
 
-    with Progress() as progress:
         found = difference(before, after, profile=profile, progress=progress)
     click.echo(found.model_dump_json(indent=2) if as_json else page(found, (before, after), columns()))
 

@@ -30,6 +30,8 @@ def explain(
     spec = Spec.load(source)
     found = chosen(spec, rank, profile, progress)
     asked = _with_model(spec, found)
+    if progress is not None:
+        progress("where the time and the memory go")
     explained = _explained(asked, found, *combination(asked, found, profile), profile, progress)
     return advised(spec, explained, profile=profile, progress=progress) if advice else explained
 

@@ -9,7 +9,7 @@ import click
 from catalog.errors import RigplanError
 from planner.dialects.option import Option
 from planner.dialects.table import DIALECTS
-from planner.report.progress import Progress
+from planner.report.progress import Progress, reading
 
 WRITTEN = [name for name, dialect in DIALECTS.items() if dialect.write is not None]
 
@@ -31,11 +31,11 @@ def export(spec: str, dialect: str, rank: int, output: str | None, profile: str,
     """
     import json
 
-    from planner.search import plan
-    from planner.spec import Spec
+    with Progress(first=reading(spec)) as progress:
+        from planner.search import plan
+        from planner.spec import Spec
 
-    asked = Spec.load(spec)
-    with Progress() as progress:
+        asked = Spec.load(spec)
         found = plan(asked, profile=profile, progress=progress)
     if not found.ranked:
         for out in found.excluded[:1]:

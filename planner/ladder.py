@@ -82,6 +82,8 @@ def climb(spec: Spec, found: Estimate, *, profile: str = "", progress: Progress 
     strategy = replace(
         strategy, micro_batch=batches.micro_batch, accumulation=batches.accumulation, global_batch=batches.global_batch
     )
+    if progress is not None:
+        progress("what would save memory")
     wanted = [(step.price, step.fields) for step in STEPS if step.when(strategy, choice)]
     rungs = _worked_out(spec, found, strategy, choice, wanted, profile, progress)
     if not any(rung.estimate.verdict == "fits" for rung in rungs):
@@ -152,7 +154,7 @@ def _tried(
 ) -> list[Estimate | None]:
     """An estimate of each that can be answered: a model that cannot be traced so has no such rung."""
     try:
-        answers = outcomes(spec, combinations, MEMORY, profile=profile, progress=progress)
+        answers = outcomes(spec, combinations, MEMORY, profile=profile, progress=progress, what="changes")
     except RigplanError:
         return [None] * len(combinations)
     return [None if isinstance(answer, str) else answer for answer in answers]

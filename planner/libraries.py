@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +22,22 @@ def load(*, models: bool) -> None:
     The garbage collector rests meanwhile: what an import makes is no garbage, and looking costs a fifth of the time.
     """
     with collector_at_rest(), warnings_off():
-        for name in (*TRACING, *(MODELS if models else ())):
+        for name in _modules(models):
             import_module(name)
+
+
+def loaded(*, models: bool) -> bool:
+    """Whether `load` has nothing to do any more."""
+    return all(name in sys.modules for name in _modules(models))
+
+
+def named(*, models: bool) -> str:
+    """What `load` imports, in the words of a user."""
+    return "torch and transformers" if models else "torch"
+
+
+def _modules(models: bool) -> tuple[str, ...]:
+    return (*TRACING, *(MODELS if models else ()))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Done after an answer is read back, so that a price of today never comes out of a
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -149,11 +150,16 @@ def old_prices(found: Iterable[Estimate]) -> list[str]:
     old: dict[str, str] = {}
     for item in found:
         if item.run is not None and item.run.cost_is_old:
-            old[item.hardware.gpu] = item.run.cost_date or "undated"
+            old[item.hardware.gpu] = item.run.cost_date or ""
     if not old:
         return []
-    told = ", ".join(f"{gpu} of {date}" for gpu, date in old.items())
-    return [f"OLD PRICES, more than {price.STALE_AFTER_DAYS} days: {told}; ask again before you budget"]
+    told = ", ".join(f"{gpu} {_age(date)}" for gpu, date in old.items())
+    return [f"OLD PRICES: {told}. Before you budget, {price.RENEW}"]
+
+
+def _age(asked: str) -> str:
+    days = price.age_days(asked, datetime.date.today())
+    return "without a date" if days is None else f"{days} days old ({asked})"
 
 
 __all__ = ["charged", "compared", "machine_of", "month_by_month", "old_prices", "within"]

@@ -84,6 +84,7 @@ class Outcomes:
     def _evaluated(
         self, strategy: Strategy, machine: Machine, micro_batch: int, workload: Workload, timed: bool, note: str = ""
     ) -> Estimate | str:
+        self.workloads.progress(f"replaying the memory{' and pricing the step' if timed else ''}")
         batches = batches_at(strategy, machine, micro_batch)
         found = evaluate(self.spec, strategy, machine, batches, workload, timed=timed)
         short = host_short(found.memory.host_bytes, machine)

@@ -8,7 +8,7 @@ import click
 
 from catalog.errors import RigplanError
 from planner.report.export import FORMATS, written
-from planner.report.progress import Progress
+from planner.report.progress import Progress, reading
 from planner.report.proposal import programmes
 
 ALL = "all"
@@ -42,18 +42,19 @@ def report(
     With the request for a compute programme: the reviewer's table and a paragraph, in the programme's unit.
     Exit code 1 when nothing works; the page is written all the same.
     """
-    from planner.question import narrowed
-    from planner.search import plan
-    from planner.spec import Spec
-
     path = Path(output)
     if path.suffix not in FORMATS:
         raise RigplanError(f"-o: found {output!r}, wanted a file that ends in {', '.join(FORMATS)}")
     wanted = list(programmes()) if programme == ALL else [programme.lower()]
-    asked = narrowed(Spec.load(spec), objective, within, under, models)
-    with Progress() as progress:
+    with Progress(first=reading(spec)) as progress:
+        from planner.question import narrowed
+        from planner.search import plan
+        from planner.spec import Spec
+
+        asked = narrowed(Spec.load(spec), objective, within, under, models)
         found = plan(asked, profile=profile, progress=progress)
-    text = written(path.suffix, asked, found, wanted)
+        progress(f"writing {output}")
+        text = written(path.suffix, asked, found, wanted)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

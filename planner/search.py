@@ -48,6 +48,8 @@ def estimate(
         raise RigplanError(
             f"the spec leaves {len(combinations)} combinations; `rigplan plan` ranks them, an estimate takes one"
         )
+    if progress is not None:
+        progress("working out memory, time and cost" if timed else "working out the memory")
     outcome = outcomes(
         spec, combinations, How(timed, whole=True, read_off=read_off), profile=profile, progress=progress
     )[0]
@@ -81,6 +83,8 @@ def plan(source: Source, *, profile: str = "", progress: Progress | None = None,
                 kept.append(outcome.model_copy(update={"model": model}) if model else outcome)
                 continue
             excluded.append(Excluded(model=model, strategy=used, hardware=machine, reason=reason))
+    if progress is not None:
+        progress("ranking what works")
     best = ranked(kept, spec.objective)
     told = {id(item) for item in (best if len(best) <= ALL_BY_MONTH else (*best[:1], *pareto(best)))}
     best = [month_by_month(spec, item) if id(item) in told else item for item in best]
@@ -101,6 +105,8 @@ def _answers(
     combinations = list(choices(spec))
     how = How(timed, read_off=len(spec.training.micro_batch) > MOST_TRACED)
     asked = set(combinations)
+    if progress is not None:
+        progress(f"looking up what is known of {len(combinations)} combinations")
     found = outcomes(spec, combinations, how, profile=profile, progress=progress)
     for (strategy, choice), outcome in zip(combinations, found, strict=True):
         plain = same_without_sharding(strategy, choice)
@@ -110,16 +116,23 @@ def _answers(
 
 
 def outcomes(
-    spec: Spec, combinations: Sequence[Combination], how: How, *, profile: str = "", progress: Progress | None = None
+    spec: Spec,
+    combinations: Sequence[Combination],
+    how: How,
+    *,
+    profile: str = "",
+    progress: Progress | None = None,
+    what: str = "combinations",
 ) -> list[Estimate | str]:
-    """An estimate or a reason for each combination, from memory where it was asked before."""
+    """An estimate or a reason for each combination, from memory where it was asked before; `what` they are for the
+    progress."""
     with closing(Kept(spec, profile)) as memory:
         found: dict[Combination, Estimate | str | None] = {item: memory.get(*item, how) for item in combinations}
         missing = [item for item, outcome in found.items() if outcome is None]
         if missing:
             from planner.workers import Failure, work_out
 
-            for item, outcome in work_out(spec, missing, profile, progress or (lambda _: None), how):
+            for item, outcome in work_out(spec, missing, profile, progress or (lambda _: None), how, what):
                 found[item] = outcome
                 if not isinstance(outcome, Failure):
                     memory.put(*item, outcome, how)

@@ -35,9 +35,9 @@ class Failure(str):
 
 
 def work_out(
-    spec: Spec, combinations: Sequence[Combination], profile: str, progress: Progress, how: How
+    spec: Spec, combinations: Sequence[Combination], profile: str, progress: Progress, how: How, what: str
 ) -> Iterator[Answered]:
-    """The outcome of every combination, in no promised order."""
+    """The outcome of every combination, in no promised order; `what` they are, for the progress."""
     groups = _groups(combinations, profile)
     workers = min(MOST_WORKERS, os.cpu_count() or 1, len(groups))
     if workers < 2 or len(combinations) < WORTH_A_PROCESS:
@@ -45,9 +45,9 @@ def work_out(
         for done, item in enumerate((item for group in groups for item in group), 1):
             yield item, _outcome(worker, item, how)
             if len(combinations) > 1:
-                progress(f"{done} of {len(combinations)} combinations worked out")
+                progress(f"{done} of {len(combinations)} {what} worked out")
         return
-    yield from _in_parallel([(spec, group, profile, how) for group in groups], workers, progress)
+    yield from _in_parallel([(spec, group, profile, how) for group in groups], workers, progress, what)
 
 
 def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Combination, ...]]:
@@ -63,16 +63,19 @@ def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Com
     return [tuple(group) for group in groups]
 
 
-def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress) -> Iterator[Answered]:
+def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress, what: str) -> Iterator[Answered]:
     total, done = sum(len(job[1]) for job in jobs), 0
     compiled = sum(strategy.compile for job in jobs for strategy, _ in job[1])
-    progress(f"loading torch and transformers, then tracing {len(jobs)} variants for {total} combinations")
-    with forked(workers, models=jobs[0][0].model.module is None) as pool:
+    models = jobs[0][0].model.module is None
+    if not libraries.loaded(models=models):
+        progress(f"loading {libraries.named(models=models)}")
+    with forked(workers, models=models) as pool:
+        progress(f"tracing {len(jobs)} variants of the model for {total} {what}, {workers} at a time")
         for answered in pool.imap_unordered(_job, jobs):
             done += len(answered)
             compiled -= sum(strategy.compile for (strategy, _), _ in answered)
             waits = f"; {compiled} of the rest compiled, a minute or more each" if compiled else ""
-            progress(f"{done} of {total} combinations worked out{waits}")
+            progress(f"{done} of {total} {what} worked out{waits}")
             yield from answered
 
 

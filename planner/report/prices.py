@@ -51,9 +51,7 @@ def age(newest: str, today: date, used: Sequence[Offer] = ()) -> str:
     limit = price.STALE_AFTER_DAYS
     days = (today - date.fromisoformat(newest)).days
     if days > limit:
-        return (
-            f"OLD PRICES: the newest is of {newest}, {days} days ago (more than {limit}); ask again before you budget."
-        )
+        return f"OLD PRICES: the newest is {days} days old ({newest}). Before you budget, {price.RENEW}."
     old = sum(offer.is_stale(today) for offer in used)
     also = f"; {old} of the {len(used)} offers are older than {limit} days" if old else ""
     return f"Newest price of {newest}, {days} days ago{also}."

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 QUIET_SECONDS = 2.0
-BETWEEN_SECONDS = {True: 0.1, False: 5.0}  # counted lines: on a terminal, and elsewhere
+BETWEEN_SECONDS = {True: 0.1, False: 5.0}  # counted lines: on a terminal, and elsewhere, where others keep to it too
 STILL_SECONDS = 10.0  # without a new line, the last is told again
 BEAT_SECONDS = 1.0
 COUNTED = re.compile(r"(\d+) of (\d+)\b")
@@ -22,15 +22,17 @@ BAR_CELLS = 24
 
 class Progress:
     """Called with a line when something begins. On a terminal the line is live, with the seconds that it takes;
-    elsewhere lines follow each other, and a long one is told again. Inside `with` no stretch is silent."""
+    elsewhere lines follow each other, and a long one is told again. Inside `with` no stretch is silent, so what takes
+    long belongs inside, imports too; `first` is what is done before anything is told."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, first: str = "") -> None:
         self.stream = stream or sys.stderr
         self.began = time.monotonic()
         self.counted = self.told = float("-inf")  # seconds since `began`
-        self.text = self.last = ""
+        self.text, self.last = first, ""
         self.status: Status | None = None
         self.left = threading.Event()
+        self.showing = threading.Lock()
         self.beating: threading.Thread | None = None
 
     def __call__(self, text: str) -> None:
@@ -46,7 +48,7 @@ class Progress:
         self.text = shown if live else text
         if live:
             self._live(shown)
-        elif seconds >= QUIET_SECONDS:
+        elif seconds >= QUIET_SECONDS and (count or seconds - self.told >= BETWEEN_SECONDS[live]):
             self._line(seconds)
 
     def beat(self) -> None:
@@ -56,7 +58,7 @@ class Progress:
             return
         if self.stream.isatty():
             self._live(f"{self.text} ({seconds:.0f} s)")
-        elif seconds - self.told >= STILL_SECONDS:
+        elif seconds - self.told >= (STILL_SECONDS if self.text == self.last else BETWEEN_SECONDS[False]):
             self._line(seconds)
 
     def __enter__(self) -> Self:
@@ -82,14 +84,20 @@ class Progress:
         self.told, self.last = seconds, self.text
 
     def _live(self, text: str) -> None:
-        if self.status is None:
-            from rich.console import Console
-            from rich.status import Status
+        with self.showing:  # a beat and a new line may both be the first to be shown
+            if self.status is None:
+                from rich.console import Console
+                from rich.status import Status
 
-            self.status = Status(text, console=Console(file=self.stream))
-            self.status.start()
-        else:
-            self.status.update(text)
+                self.status = Status(text, console=Console(file=self.stream))
+                self.status.start()
+            else:
+                self.status.update(text)
+
+
+def reading(*sources: str) -> str:
+    """What every command on specs does first."""
+    return f"reading {' and '.join('standard input' if source == '-' else source for source in sources)}"
 
 
 def bar(done: int, total: int) -> str:
@@ -98,4 +106,4 @@ def bar(done: int, total: int) -> str:
     return f"{'━' * full}{'─' * (BAR_CELLS - full)} {100 * done // max(1, total)} %"
 
 
-__all__ = ["Progress", "bar"]
+__all__ = ["Progress", "bar", "reading"]

@@ -130,7 +130,8 @@ def test_the_table_of_prices_fits_100_columns_and_marks_old_ones() -> None:
 def test_the_prices_of_one_gpu_are_dated_and_sourced() -> None:
     page = _run(prices, "a6000")
     assert "A plan uses 0.47 USD per GPU-hour: on-demand, median of 11 offers by 8 providers." in page
-    assert "OLD PRICES: the newest is of 2026-05-24, 190 days ago (more than 90)" in page
+    assert "OLD PRICES: the newest is 190 days old (2026-05-24). Before you budget, ask what a GPU costs today" in page
+    assert "`rigplan prices --refresh`" in page
     assert re.search(r"^ +1  tardellirs/gpu-pricing src/data/offerings.json @8f09a68$", page, re.MULTILINE)
 
 

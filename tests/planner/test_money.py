@@ -164,7 +164,9 @@ def test_a_price_older_than_90_days_is_said_to_be_old() -> None:
     today = datetime.date.today()
     for age, notes in ((91, 1), (90, 0)):
         dated = {"usd_per_gpu_hour": 1, "date": today - datetime.timedelta(days=age), "source": "a quote"}
-        assert len(old_prices([answer({"gpu": "rtx-3090", "price": dated}, 1)])) == notes
+        told = old_prices([answer({"gpu": "rtx-3090", "price": dated}, 1)])
+        assert len(told) == notes
+        assert all(f"OLD PRICES: rtx-3090 {age} days old ({dated['date']}). Before you budget, ask" in n for n in told)
 
 
 def test_the_budget_says_how_much_training_it_buys() -> None:

@@ -14,7 +14,7 @@ from planner.rank import pareto, ranked
 from planner.report import estimate as estimate_page
 from planner.report import ladder as ladder_page
 from planner.report import layout, plan
-from planner.report.progress import Progress, bar
+from planner.report.progress import Progress, bar, reading
 from tests.planner.answers import estimate, excluded
 
 WIDEST = 120
@@ -149,6 +149,20 @@ def test_no_stretch_of_a_long_wait_is_silent(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(progress, "began", progress.began - 6)
         progress.beat()
     assert stream.getvalue() == "6 s: tracing\n18 s: still tracing\n"
+
+
+def test_what_comes_before_the_first_line_is_told_too_and_lines_off_a_terminal_keep_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = StringIO()
+    progress = Progress(stream, first=reading("a.yaml", "-"))
+    for seconds in (1, 2, 1, 3, 2):  # 1, 3, 4, 7 and 9 s after it began
+        monkeypatch.setattr(progress, "began", progress.began - seconds)
+        if seconds == 3:
+            progress("tracing")
+            progress("ranking")
+        progress.beat()
+    assert stream.getvalue() == "3 s: reading a.yaml and standard input\n9 s: ranking\n"
 
 
 def test_counted_progress_is_a_bar_on_a_terminal_and_seldom_a_line_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
