@@ -15,6 +15,8 @@ from tabulate import tabulate
 from catalog import price, refresh, store, system, units
 from catalog.accelerator import Accelerator
 from catalog.price import Offer
+from planner.arguments import files
+from planner.arguments import gpus as gpu_names
 from planner.report import prices as prices_page
 from planner.report.layout import columns
 
@@ -24,7 +26,7 @@ _HEADLINE_DTYPES = ("bf16", "fp16", "tf32", "fp8")
 
 
 @click.command("gpus", short_help="Show the accelerators of the catalog, or one of them.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=gpu_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object with NAME, else a list.")
 def gpus(name: str | None, as_json: bool) -> None:
     """Show the accelerators of the catalog, or all that is known about NAME, with sources.
@@ -44,10 +46,12 @@ def gpus(name: str | None, as_json: bool) -> None:
 
 
 @click.command("prices", short_help="Show what accelerators cost by the hour and to buy.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=gpu_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object with NAME, else a list.")
 @click.option("--refresh", "ask", is_flag=True, help="First ask the providers for today's prices, through gpuhunt.")
-@click.option("--from-csv", metavar="FILE", help="First read the prices of a CSV in the skypilot catalog's format.")
+@click.option(
+    "--from-csv", metavar="FILE", shell_complete=files, help="First read a CSV in the skypilot catalog's format."
+)
 def prices(name: str | None, as_json: bool, ask: bool, from_csv: str | None) -> None:
     """Show dated prices: the one a plan would use for every accelerator, or all offers for NAME.
 

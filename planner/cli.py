@@ -15,6 +15,7 @@ import click
 
 from catalog.errors import RigplanError
 from planner import __version__
+from planner.arguments import models_option, profile_option, spec_argument
 
 if TYPE_CHECKING:
     from planner.answer import Estimate, Plan
@@ -96,11 +97,9 @@ def rigplan() -> None:
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in (
-        click.option(
-            "--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it."
-        ),
+        profile_option,
         click.option("--json", "as_json", is_flag=True, help="Print JSON, as the Python answer."),
-        click.argument("spec", metavar="SPEC"),
+        spec_argument,
     ):
         command = decorate(command)
     return command
@@ -172,7 +171,7 @@ def estimate(spec: str, as_json: bool, profile: str) -> None:
 )
 @click.option("--within", metavar="TIME", help="The cheapest that finishes within this time, such as 30d.")
 @click.option("--under", metavar="USD", help="The fastest that costs no more than this, such as 5000.")
-@click.option("--models", metavar="NAMES", help="Which of these, such as pythia or a,b: the largest in the budget.")
+@models_option
 @click.option("--all", "every", is_flag=True, help="Show every row of a long table.")
 @click.option("--stages", "with_stages", is_flag=True, help="Also naive, free lunch and best of each machine.")
 def plan(

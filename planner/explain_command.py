@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import click
 
+from planner.arguments import files, profile_option, spec_argument
 from planner.report.layout import columns
 from planner.report.progress import Progress, reading
 
 
 @click.command("explain", short_help="Where time and memory go, by operator and module; and what would help.")
-@click.argument("spec", metavar="SPEC")
+@spec_argument
 @click.option("--rank", default=1, metavar="N", help="The Nth of the plan's ranking, where the spec leaves several.")
 @click.option("--all", "every", is_flag=True, help="Show every operator and module.")
 @click.option("--no-advice", "quick", is_flag=True, help="Do not work out what would help, which traces variants.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every row, and every piece of advice.")
-@click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
+@profile_option
 def explain(spec: str, rank: int, every: bool, quick: bool, as_json: bool, profile: str) -> None:
     """Where the time and the memory of one combination of SPEC go, and what would help.
 
@@ -43,10 +44,10 @@ def explain(spec: str, rank: int, every: bool, quick: bool, as_json: bool, profi
 
 
 @click.command("diff", short_help="Two specs or saved answers side by side, and what makes the change.")
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("before", metavar="A", shell_complete=files)
+@click.argument("after", metavar="B", shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
+@profile_option
 def diff(before: str, after: str, as_json: bool, profile: str) -> None:
     """A and B side by side: verdict, memory, step, days and USD, the knobs that differ, and what makes the change.
 

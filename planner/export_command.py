@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from catalog.errors import RigplanError
+from planner.arguments import files, profile_option, spec_argument
 from planner.dialects.option import Option
 from planner.dialects.table import DIALECTS
 from planner.report.progress import Progress, reading
@@ -15,13 +16,15 @@ WRITTEN = [name for name, dialect in DIALECTS.items() if dialect.write is not No
 
 
 @click.command("export", short_help="Write an option of a plan as a config of another tool.")
-@click.argument("spec", metavar="SPEC")
+@spec_argument
 @click.option("--to", "dialect", type=click.Choice(WRITTEN), required=True, help="Whose config is written.")
 @click.option(
     "--rank", type=int, default=1, show_default=True, metavar="N", help="Which option, as `rigplan plan` ranks."
 )
-@click.option("-o", "--output", metavar="FILE", help="Write to a file instead of standard output.")
-@click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
+@click.option(
+    "-o", "--output", metavar="FILE", shell_complete=files, help="Write to a file instead of standard output."
+)
+@profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the file's text, and what it cannot say.")
 def export(spec: str, dialect: str, rank: int, output: str | None, profile: str, as_json: bool) -> None:
     """Write the N-th option of a plan as a config that the real library reads.

@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from planner.arguments import files as paths
+from planner.arguments import gpus, models
 from planner.dialects.document import Document
 from planner.dialects.imported import DEFAULT_GPU, imported
 from planner.dialects.table import DIALECTS
@@ -16,10 +18,12 @@ READ = [name for name, dialect in DIALECTS.items() if dialect.looks_so is not No
 
 
 @click.command("import", short_help="Read the configs of other tools into a spec.")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, shell_complete=paths)
 @click.option("--dialect", type=click.Choice(READ), help="What the files are, where that is not recognised.")
-@click.option("--model", metavar="NAME", help="The model, as `rigplan models` lists, or a hub id.")
-@click.option("--gpu", metavar="NAME", help="The GPU, as `rigplan gpus` lists.")
+@click.option(
+    "--model", metavar="NAME", shell_complete=models, help="The model, as `rigplan models` lists, or a hub id."
+)
+@click.option("--gpu", metavar="NAME", shell_complete=gpus, help="The GPU, as `rigplan gpus` lists.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="How many GPUs.")
 @click.option("--sequence-length", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample.")
 @click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Samples of an epoch, for days and cost.")

@@ -8,10 +8,11 @@ import click
 
 from catalog import presets
 from catalog.units import count
+from planner import arguments
 
 
 @click.command("models", short_help="Show the models that are known by name.")
-@click.argument("word", required=False)
+@click.argument("word", required=False, shell_complete=arguments.models)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def models(word: str | None, as_json: bool) -> None:
     """Show the models that are known by name, or those with WORD in their name or family."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from catalog.errors import RigplanError
+from planner.arguments import files, models_option, profile_option, spec_argument
 from planner.report.export import FORMATS, written
 from planner.report.progress import Progress, reading
 from planner.report.proposal import programmes
@@ -15,16 +16,18 @@ ALL = "all"
 
 
 @click.command("report", short_help="Write a plan as a page, with the table of a compute proposal.")
-@click.argument("spec", metavar="SPEC")
-@click.option("-o", "--output", required=True, metavar="FILE", help="report.html, .md, .json or .csv.")
+@spec_argument
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", shell_complete=files, help="report.html, .md, .json or .csv."
+)
 @click.option("--programme", default=ALL, metavar="NAME", help="The form of one programme (nairr, eurohpc, nsf) alone.")
 @click.option(
     "--objective", type=click.Choice(["cost", "time", "pareto", "amount", "model"]), help="Instead of the spec's."
 )
 @click.option("--within", metavar="TIME", help="The cheapest that finishes within this time, such as 30d.")
 @click.option("--under", metavar="USD", help="The fastest that costs no more than this, such as 5000.")
-@click.option("--models", metavar="NAMES", help="Which of these, such as pythia or a,b: the largest in the budget.")
-@click.option("--profile", metavar="FILE", default="", help="Price with this profile, as `rigplan calibrate` wrote it.")
+@models_option
+@profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the plan that the page shows.")
 def report(
     spec: str,

@@ -128,6 +128,33 @@ def test_the_shell_completes_commands_and_options() -> None:
     assert "--no-advice" in completed("explain", "--")
 
 
+def test_the_shell_completes_gpus_models_and_files() -> None:
+    def completed(*words: str) -> list[str]:
+        found = ShellComplete(rigplan, {}, "rigplan", "_RIGPLAN_COMPLETE").get_completions(list(words[:-1]), words[-1])
+        return [item.value if item.type == "plain" else item.type for item in found]
+
+    assert completed("gpus", "h100-n") == completed("prices", "h100-n") == ["h100-nvl-94gb"]
+    assert completed("gpus", "3090") == ["rtx-3090", "rtx-3090-ti"]
+    assert completed("gpus", "./my") == ["file"]
+    assert completed("import", "--gpu", "H100-S") == ["h100-sxm5-80gb"]
+    assert completed("models", "pythia-1") == completed("plan", "--models", "pythia-1")
+    assert "pythia-1b" in completed("models", "pythia-1")
+
+
+def test_every_spec_and_file_is_completed_as_a_path() -> None:
+    """Without a word from the command, bash completes no path at all."""
+    paths = [
+        (path, name)
+        for path, command in _commands(rigplan)
+        for parameter in command.params
+        for name in [parameter.human_readable_name if isinstance(parameter, click.Argument) else parameter.metavar]
+        if name
+        and name.rstrip(".") in ("SPEC", "FILE", "A", "B", "RUNS", "[RUNS]")
+        and [item.type for item in parameter.shell_complete(click.Context(command), "")] != ["file"]
+    ]
+    assert paths == []
+
+
 def test_the_version_is_told() -> None:
     assert run("--version").stdout == f"rigplan, version {planner.__version__}\n"
 
