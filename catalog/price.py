@@ -239,7 +239,7 @@ def _median_offer(name: str, kind: Kind, rows: Iterable[Offer]) -> Offer:
         count=1,
         date=max(offer.date for offer in used),
         date_from=min(offer.date for offer in used),
-        source=f"median of {len(used)} offers by {len(providers)} provider{plural}",
+        source=f"median of {len(used)} offer{'' if len(used) == 1 else 's'} by {len(providers)} provider{plural}",
         assumption=" ".join(assumptions),
     )
 

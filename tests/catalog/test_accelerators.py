@@ -39,9 +39,9 @@ RATED_AT_ANOTHER_CLOCK = {
 }
 
 
-def test_the_catalog_holds_at_least_90_devices_60_of_them_nvidia() -> None:
-    assert len(ALL) == 119
-    assert sum(device.vendor == "NVIDIA" for device in ALL) == 93
+def test_the_catalog_holds_at_least_119_devices_93_of_them_nvidia() -> None:
+    assert len(ALL) >= 119
+    assert sum(device.vendor == "NVIDIA" for device in ALL) >= 93
 
 
 @BY_NAME

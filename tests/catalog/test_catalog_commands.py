@@ -162,6 +162,8 @@ def test_the_prices_of_one_gpu_keep_to_the_terminal_with_whole_sources(
 
 
 def test_a_snapshot_older_than_90_days_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "Newest price of 2026-09-06, 85 days ago." in _run(prices)
-    monkeypatch.setattr(_Today, "day_of_test", (2027, 1, 1))
+    newest = price.snapshot_date()
+    days = (date(*_Today.day_of_test) - date.fromisoformat(newest)).days
+    assert f"Newest price of {newest}, {days} days ago." in _run(prices)
+    monkeypatch.setattr(_Today, "day_of_test", (2028, 1, 1))
     assert "OLD PRICES" in _run(prices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from datetime import date
 from statistics import median
 
@@ -26,9 +27,12 @@ NOT_OURS |= {"P100-PCIE-16GB", "P100-SXM2-16GB", "TITAN-V", "TPU-v2 pod", "TPU-v
 
 
 def test_the_whole_snapshot_is_read() -> None:
-    assert len(price.cloud_offers()) == 498 + 204  # on-demand and spot cells of 549 rows
-    assert len(price.purchase_offers()) == 175
-    assert price.snapshot_date() == "2026-09-06"
+    with (store.DATA / "prices" / "cloud.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    asked = [bool(row[cell]) for row in rows for cell in ("price_usd_per_hour", "spot_price_usd_per_hour")]
+    assert len(price.cloud_offers()) == sum(asked) >= 498 + 204
+    assert len(price.purchase_offers()) >= 175
+    assert price.snapshot_date() == max(row["as_of"] for row in rows) >= "2026-09-06"
 
 
 def test_every_row_is_of_a_catalog_device_or_known_not_to_be() -> None:
@@ -108,9 +112,9 @@ def test_a_known_price_has_no_reason_to_be_unknown() -> None:
 
 
 def test_a_device_of_your_own_has_no_price() -> None:
-    assert price.default_offer("my-gpu") is None
-    assert price.purchase_offer("my-gpu") is None
-    assert price.offers("my-gpu") == ()
+    assert price.default_offer("zx-9000") is None
+    assert price.purchase_offer("zx-9000") is None
+    assert price.offers("zx-9000") == ()
 
 
 def test_the_newest_street_price_of_a_card_is_what_it_costs_to_buy() -> None:

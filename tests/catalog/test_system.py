@@ -36,7 +36,7 @@ def test_every_node_is_made_of_known_parts(name: str) -> None:
 def test_every_accelerator_has_a_default_node(name: str) -> None:
     node = system.default_node(store.accelerator(name))
     assert node.accelerator == name
-    assert node.gpus_per_node in (1, 8, 72)
+    assert 1 <= node.gpus_per_node <= 72
     assert node.intra.achieved_bytes_per_s > 1e9
 
 

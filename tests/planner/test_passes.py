@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+import types
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,3 +161,15 @@ def test_zero3_holds_its_gradients_from_the_start_and_its_last_weights_over_the_
     large = played(zero.partitioned(sharded, 4))
     kept = sharded.parameter_count // 4 * 2
     assert 0 < large.peak_allocated_bytes - small.peak_allocated_bytes <= kept
+
+
+def test_the_technique_that_the_docs_add_is_one(whole: Workload, root: Path) -> None:
+    blocks = re.findall(r"( +)```python\n(.*?)\1```", (root / "docs" / "extending.md").read_text(), re.DOTALL)
+    source, test = (textwrap.dedent(block) for _, block in blocks)
+    gossip = types.ModuleType("gossip")
+    exec(source, gossip.__dict__)
+    names = globals() | {"gossip": gossip}
+    exec(test, names)
+    (name,) = re.findall(r"def (test_\w+)", test)
+    names[name](whole)
+    assert gossip.apply(whole, 1) is whole
