@@ -102,6 +102,8 @@ def run(
     """Time this machine's GPU and write its profile; with --slurm, a GPU of the cluster."""
     if minutes is not None and quick:
         raise RigplanError("found --minutes and --quick; wanted one of them")
+    if as_job and Path("-") in specs:
+        raise RigplanError("--for -: a job of the cluster reads no standard input; wanted a file")
     if as_job:
         click.echo(
             _as_job(_said(minutes, quick, specs, output, resume, as_json), partition, account, slurm_time), nl=False

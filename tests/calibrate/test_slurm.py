@@ -121,6 +121,12 @@ def test_without_submitit_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
         slurm.run(["run"], slurm.Place(), lambda _: None)
 
 
+def test_a_job_is_given_no_standard_input() -> None:
+    done = CliRunner().invoke(calibrate, ["run", "--slurm", "--for", "-"], input="model: {name: gpt2}")
+    assert done.exit_code == 2
+    assert "--for -: a job of the cluster reads no standard input; wanted a file" in done.stderr
+
+
 def test_a_time_that_is_none_is_refused() -> None:
     with pytest.raises(RigplanError):
         slurm.place(None, None, "soon")

@@ -104,12 +104,28 @@ def test_every_command_can_print_json() -> None:
     assert without == []
 
 
-@pytest.mark.parametrize("command", ["fits", "estimate", "plan", "explain"])
-def test_a_spec_is_read_from_standard_input_by_whatever_takes_one(command: str) -> None:
-    extra = ["--no-advice"] if command == "explain" else []
-    done = run(command, "-", "--json", *extra, input=yaml.safe_dump(spec()))
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "fits -",
+        "estimate -",
+        "plan -",
+        "explain - --no-advice",
+        "export - --to torchrun",
+        "diff - {spec}",
+        "diff {spec} -",
+    ],
+)
+def test_a_spec_is_read_from_standard_input_by_whatever_takes_one(arguments: str, spec_file: Write) -> None:
+    words = arguments.format(spec=spec_file(spec())).split()
+    done = run(*words, "--json", input=yaml.safe_dump(spec()))
     assert done.exit_code == 0
     assert isinstance(json.loads(done.stdout), dict)
+
+
+@pytest.mark.parametrize("arguments", ["gpus", "gpus l4", "prices", "prices l4", "models", "models gpt2", "spec"])
+def test_what_needs_no_spec_prints_json_too(arguments: str) -> None:
+    assert json.loads(run(*arguments.split(), "--json").stdout)
 
 
 def test_a_report_prints_its_plan_as_json(spec_file: Write, tmp_path: Path) -> None:
