@@ -338,7 +338,7 @@ def _that_fits(
         Advice(
             change=rung.change,
             sets=[rung.change],
-            why="less memory",
+            why="less memory" if rung.saved_bytes > 0 else "more room",
             costs=rung.price,
             saved_seconds=0.0,
             saved_bytes=rung.saved_bytes,
