@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from catalog.errors import RigplanError, did_you_mean
+from catalog.errors import RigplanError, did_you_mean, shown
 
 _BRANDS = frozenset({"rtx"})
 _LISTED_AT_MOST = 8
@@ -62,11 +62,11 @@ class Names:
         if isinstance(found, Match):
             return found
         if found:
-            raise RigplanError(f"{text!r} could be {_listed(found)}: write which one.")
+            raise RigplanError(f"{shown(text)} could be {_listed(found)}: write which one.")
         full = {_squeeze(name): name for name in self.words}
         short = {"".join(part for part in name.split("-") if part not in _BRANDS): name for name in self.words}
         hint = did_you_mean(_squeeze(text), full | short)
-        raise RigplanError(f"Unknown accelerator {text!r}.{hint or ' `rigplan gpus` lists all.'}")
+        raise RigplanError(f"Unknown accelerator {shown(text)}.{hint or ' `rigplan gpus` lists all.'}")
 
     def _model(self, name: str) -> set[str]:
         """The words of the canonical name itself: "4070 ti" is the 4070 Ti although the 4070 Ti SUPER holds both."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.accelerator import Accelerator
-from catalog.errors import RigplanError
+from catalog.errors import RigplanError, unreadable
 from catalog.store import DATA, load_yaml
 from catalog.store import accelerator as store_accelerator
 
@@ -112,7 +112,8 @@ def load(path: Path) -> Profile:
     except FileNotFoundError:
         raise RigplanError(f"There is no profile {str(path)!r}.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RigplanError(f"{str(path)!r} is not a profile ({error}); `rigplan calibrate run` writes one.") from None
+        why = f"it has no {error}" if isinstance(error, KeyError) else unreadable(error)
+        raise RigplanError(f"{str(path)!r} is not a profile ({why}); `rigplan calibrate run` writes one.") from None
 
 
 def save(profile: Profile, path: Path) -> None:

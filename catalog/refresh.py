@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog import store
-from catalog.errors import RigplanError
+from catalog.errors import RigplanError, unreadable
 
 Row = dict[str, str]
 COLUMNS = (
@@ -110,8 +110,10 @@ def from_skypilot(path: Path) -> Iterator[Row]:
             if lacks:
                 raise RigplanError(f"{path}: has no column {', '.join(lacks)}; wanted a CSV of the skypilot catalog")
             yield from _skypilot_rows(reader, path.resolve().parent.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RigplanError(f"{path}: cannot be read ({error}); wanted a CSV of the skypilot catalog") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RigplanError(
+            f"{path}: cannot be read ({unreadable(error)}); wanted a CSV of the skypilot catalog"
+        ) from None
 
 
 def _skypilot_rows(reader: Iterable[Mapping[str, str]], provider: str) -> Iterator[Row]:

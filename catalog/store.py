@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from catalog.accelerator import Accelerator, from_entry
-from catalog.errors import RigplanError
+from catalog.errors import RigplanError, shown
 from catalog.names import Match, Names
 
 DATA = Path(__file__).parent / "data"
@@ -52,7 +52,7 @@ def _usable_rules() -> dict[str, Any]:
 def accelerator(name: str) -> Accelerator:
     """The device with this canonical name. Raises RigplanError when there is none."""
     if name not in accelerator_names():
-        raise RigplanError(f"Unknown accelerator {name!r}. `rigplan gpus` lists all.")
+        raise RigplanError(f"Unknown accelerator {shown(name)}. `rigplan gpus` lists all.")
     path = DATA / "accelerators" / f"{name}.yaml"
     return from_entry(load_yaml(path), _usable_rules(), f"catalog entry {name}")
 

@@ -11,13 +11,17 @@ from planner.tariff import Tariff
 
 DAY_H = 24.0
 DECEMBER = 12
+MOST_DAYS = 36_525  # a hundred years
 
 
 def burn(terms: Tariff, fleet: int, usage: Usage, first_day: datetime.date) -> list[Month]:
     """The calendar months of a use that begins on `first_day`: pairs of busy GPUs and days, one after the other.
 
     What is bought is paid for in the first month and charged over its years; everything else is paid as it is used.
+    None are listed where the use is longer than anybody plans by the month.
     """
+    if sum(days for _, days in usage) > MOST_DAYS:
+        return []
     at_once_usd = sum(rate.at_once_usd or 0.0 for rate in terms.rates)
     bought = [rate.at_once_usd is not None for rate in terms.rates]
     months: list[Month] = []

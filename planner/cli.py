@@ -251,4 +251,4 @@ def main() -> None:
 
 def _show(error: click.ClickException) -> None:
     hint = " (see --help)" if isinstance(error, click.UsageError) else ""
-    click.echo(f"rigplan: error: {error.format_message()}{hint}".replace("\n", " "), err=True)
+    click.echo(f"rigplan: error: {' '.join(error.format_message().split())}{hint}", err=True)

@@ -125,3 +125,10 @@ def test_a_deadline_counts_from_the_start() -> None:
     asked = spec(RENT, budget={"start": f"{NEXT_YEAR}-01-02", "deadline": str(by)})
     assert asked.budget is not None
     assert asked.budget.most_days == 30
+
+
+def test_what_takes_longer_than_a_century_is_not_told_month_by_month() -> None:
+    found = answer(spec(RENT), 4e6)
+    assert found.run is not None
+    assert found.run.months == []
+    assert found.run.cost_usd is not None

@@ -128,6 +128,23 @@ def test_two_mistakes_are_two_lines(
     assert all(line.startswith("rigplan: error: ") for line in lines)
 
 
+def test_files_that_are_none_are_told_in_plain_words(spec_file: Write, told: Told, tmp_path: Path) -> None:
+    binary, folder = tmp_path / "binary", tmp_path / "folder"
+    binary.write_bytes(b"\xdd\xff\x00")
+    folder.mkdir()
+    for file, why in ((binary, "it is not UTF-8 text"), (folder, "Is a directory")):
+        assert f"is not a profile ({why})" in told("estimate", spec_file(spec()), "--profile", file)
+        assert f"cannot be read ({why}); wanted a CSV" in told("prices", "l4", "--from-csv", file)
+    (tmp_path / "other.json").write_text("{}")
+    assert "is not a profile (it has no " in told("estimate", spec_file(spec()), "--profile", tmp_path / "other.json")
+
+
+def test_a_mistake_is_told_without_what_fills_the_screen(told: Told) -> None:
+    assert len(told("gpus", "x" * 5000)) < 120
+    assert told("export", "spec.yaml").endswith("training-arguments, torchrun, torchtitan (see --help)")
+    assert "\t" not in told("export", "spec.yaml")
+
+
 @pytest.mark.parametrize("command", ["import", "diff"])
 def test_brackets_without_end_are_told_in_a_line(command: str, spec_file: Write, told: Told, tmp_path: Path) -> None:
     endless = tmp_path / "endless.json"
