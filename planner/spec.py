@@ -174,11 +174,23 @@ class Spec(SpecPart):
         return spec.model_copy(update={"model": _anchored(spec.model, folder)})
 
 
+class _Once(yaml.SafeLoader):
+    """YAML in which no key stands twice: PyYAML would take the last, and what was written above would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
+
+
 def _read(source: str | Path) -> dict[str, Any]:
     where = "standard input" if str(source) == "-" else str(source)
     try:
         text = sys.stdin.read() if str(source) == "-" else Path(source).read_text(encoding="utf-8")
-        raw = yaml.safe_load(text)
+        raw = yaml.load(text, _Once)
     except FileNotFoundError:
         raise RigplanError(f"{where}: no such file; wanted a YAML spec, or - for standard input") from None
     except OSError as error:

@@ -56,6 +56,11 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ("- a\n- list\n", "wanted a mapping"),
         ("model: [unclosed\n", "is not YAML"),
         ("", "found nothing"),
+        (
+            "model: {name: gpt2}\nhardware: {gpu: l4}\nmodel: {name: opt-125m}\n",
+            "line 3 is not YAML (model is given twice)",
+        ),
+        ("model: {name: gpt2, name: opt-125m}\n", "line 1 is not YAML (name is given twice)"),
         ("[" * 5000, "is not YAML"),
     ],
 )
