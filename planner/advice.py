@@ -201,7 +201,8 @@ def advise(
         if isinstance(answer, Estimate)
     ]
     for item in ADVICE:
-        if isinstance(item, TraceChange) and any(row.kind == item.kind and row.shape.get(item.flag) for row in rows):
+        seen = isinstance(item, TraceChange) and any(row.kind == item.kind and row.shape.get(item.flag) for row in rows)
+        if isinstance(item, TraceChange) and seen and not strategy.compile:  # a compiler's masks have no values
             told(f"what would help: {item.change}")
             anew = _traced_anew(spec, strategy, choice, item.knobs, profile, progress)
             pairs.append((_advice(item.change, _sets(item), item.why, item.costs, found, anew), item))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -58,3 +59,15 @@ def warnings_off() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=NAMES)
         yield
+
+
+@contextmanager
+def logs_off(name: str) -> Iterator[None]:
+    """Without what a library logs below errors: of a model on fake tensors it means nothing to a user."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

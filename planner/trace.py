@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from catalog.errors import RigplanError
 from planner import models
 from planner.cache import TraceKnobs
-from planner.libraries import collector_at_rest
+from planner.libraries import collector_at_rest, logs_off
 from planner.optimizers import build_optimizer, clip_gradients
 from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
@@ -155,6 +155,7 @@ def _compiled(module: torch.nn.Module, inputs: dict[str, Any], knobs: TraceKnobs
     if any(isinstance(layer, quantized.QuantizedLinear) for layer in module.modules()):
         raise RigplanError("compile: true is not modelled with 4-bit weights yet; use compile: false")
     recorder.listening = False
+    failures: list[Exception] = []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the compiler would advise does not bear on what it does
@@ -162,14 +163,18 @@ def _compiled(module: torch.nn.Module, inputs: dict[str, Any], knobs: TraceKnobs
 
             with torch.no_grad():  # what a first forward settles in a config would have all compiled a second time
                 _forward(module, inputs, knobs.precision)
-            run = compiled.apply(module, knobs.capability, recorder)
-            _micro_step(run, inputs, knobs.precision, recorder)
+            with logs_off("torch._dynamo"):
+                run = compiled.apply(module, knobs.capability, recorder, failures.append)
+                _micro_step(run, inputs, knobs.precision, recorder)
+            if failures:
+                raise failures[0]
     except (DataDependentOutputException, DynamicOutputShapeException, RigplanError):
         raise
     except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        first = failures[0] if failures else error
+        reason = next((line for line in str(first).splitlines() if line.strip()), "no reason given")
         raise RigplanError(
-            f"the model cannot be compiled ({type(error).__name__}): {reason}; use compile: false"
+            f"the model cannot be compiled ({type(first).__name__}): {reason}; use compile: false"
         ) from error
     module.zero_grad()
     recorder.listening = True

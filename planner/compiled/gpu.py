@@ -74,6 +74,7 @@ def inductor_for(capability: tuple[int, int], describe: Callable[[Any, Any], str
         (decomposition, "is_gpu", lambda _: True),
         (pad_mm, "check_device", lambda *_: True),
         (pad_mm, "should_pad", _padded),
+        (torch._C, "_conv_determine_backend_memory_format", _convolution_format),
         (TritonKernel, "codegen_kernel", _no_source),
         (TritonScheduling, "codegen_node_schedule_with_kernel", _bound),
         (TritonScheduling, "define_kernel", lambda _, __, schedule, kernel: describe(schedule, kernel)),
@@ -105,6 +106,17 @@ def _padded(match: Any, one: Any, two: Any, operator: Any, input: Any = None) ->
         return False
     m, k, n = one.shape[-2], one.shape[-1], two.shape[-1]
     return one.dtype.itemsize == 2 and m * k * n / (m * k + k * n + m * n) > ARITHMETIC_INTENSITY
+
+
+def _convolution_format(images: torch.Tensor, weight: torch.Tensor, _: Any) -> torch.memory_format:
+    """How cuDNN lays out a convolution's result; a torch that was built without CUDA would say contiguous for all.
+    Source: pytorch, aten/src/ATen/native/ConvUtils.h (cudnn_conv_suggest_memory_format)."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(images.ndim)
+    if last is None or images.dtype == torch.float64:
+        return torch.contiguous_format
+    like = (images, weight)
+    found = any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in like)
+    return last if found else torch.contiguous_format
 
 
 def _no_source(kernel: Any, name: str | None = None) -> str:

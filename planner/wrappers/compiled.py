@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +21,13 @@ NOT_COMPILED = (
 )  # fmt: skip
 
 
-def apply(module: torch.nn.Module, capability: tuple[int, int], recorder: Recorder) -> Any:
-    """The module compiled; graph breaks fall where dynamo puts them, and what lies between runs as it is written."""
+def apply(
+    module: torch.nn.Module, capability: tuple[int, int], recorder: Recorder, failed: Callable[[Exception], None]
+) -> Any:
+    """The module compiled; graph breaks fall where dynamo puts them, and what lies between runs as it is written.
+
+    `failed` hears of a graph that could not be lowered: dynamo itself would go on with smaller ones.
+    """
 
     for name in NOT_COMPILED:
         trace_rules.add(name)
@@ -31,8 +37,12 @@ def apply(module: torch.nn.Module, capability: tuple[int, int], recorder: Record
         return runner(lower(graph, inputs, capability, options), recorder)
 
     def backend(graph: torch.fx.GraphModule, inputs: Any, **_: Any) -> Any:
-        with inductor_for(capability):
-            return compile_fx.compile_fx(graph, inputs, inner_compile=inner_compile)
+        try:
+            with inductor_for(capability):
+                return compile_fx.compile_fx(graph, inputs, inner_compile=inner_compile)
+        except Exception as error:
+            failed(error)
+            raise
 
     # A training run has one shape; dynamo would take that of a second trace for one that changes.
     return torch.compile(module, backend=backend, dynamic=False)

@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 
+from catalog.errors import RigplanError
 from planner import estimate
 from planner.cache import TraceKnobs, Workloads
 from planner.call import Call, TensorSpec
@@ -153,3 +156,29 @@ def test_fp8_products_are_scaled_and_cast_first(compiled: Workload) -> None:
 def test_fp8_leaves_sizes_that_are_no_multiples_of_16(compiled: Workload) -> None:
     odd = Call("mm.default", (TensorSpec("bf16", (64, 50257)), TensorSpec("bf16", (50257, 64))), (), ())
     assert fp8.factors_of(odd) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, when it is first imported
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_convolution_of_channels_last_images_stays_so_as_cudnn_keeps_it(dtype: torch.dtype) -> None:
+    """The program that Inductor wrote for ConvNeXt on an H200 says so of every convolution; a torch without CUDA would
+    say contiguous."""
+    from planner.compiled.gpu import DEVICE, inductor_for
+
+    with FakeTensorMode(), inductor_for((9, 0)):
+        images = torch.empty(4, 64, 16, 16, dtype=dtype, device=DEVICE)
+        weight = torch.empty(64, 1, 7, 7, dtype=dtype, device=DEVICE)
+        last = images.to(memory_format=torch.channels_last)
+        convolve = torch.ops.aten.convolution.default
+        given = [convolve(x, weight, None, [1, 1], [3, 3], [1, 1], False, [0, 0], 64) for x in (last, images)]
+    assert [result.stride() for result in given] == [(16384, 1, 1024, 64), (16384, 256, 16, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+def test_a_graph_that_cannot_be_lowered_is_an_error_not_smaller_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = spec()
+    monkeypatch.setattr(
+        "planner.wrappers.compiled.lower", lambda *_: (_ for _ in ()).throw(ValueError("no such thing"))
+    )
+    with pytest.raises(RigplanError, match=r"cannot be compiled \(ValueError\): no such thing; use compile: false"):
+        trace(asked.model, asked.data, knobs(compiled=True), BATCH)
