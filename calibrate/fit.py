@@ -24,10 +24,10 @@ from planner.curve import fit as fit_curve
 from planner.operators import KINDS, Operator, describe
 from planner.roofline import Numbers, Rates, rates
 
-METHOD_VERSION = 1
+METHOD_VERSION = 2
 """Raised when timing or fitting changes what a profile means."""
 
-LARGEST_CURVE = 1800
+LARGEST_CURVE = 2400
 TUNING_POINTS = 600
 FOLDS = 5
 REPORTED = ("h200-sxm", "h100-sxm5-80gb", "a100-sxm4-80gb", "l40s")
@@ -184,7 +184,7 @@ def fit(lines: Iterable[Mapping[str, Any]], name: str = "") -> Profile:
         name=name or f"{device}-{header.get('torch', '')}".rstrip("-"),
         accelerator=device,
         known="measured",
-        method_version=int(header.get("method_version", METHOD_VERSION)),
+        method_version=METHOD_VERSION,
         provenance=header,
         points={key: median(values) for key, values in points.items()},
         curves=curves,

@@ -166,7 +166,10 @@ def sort() -> Iterator[Call]:
 
 
 def fft() -> Iterator[Call]:
-    for rows, length in ((64, 512), (4096, 512), (1024, 4096), (65536, 400), (64, 65536), (1024, 1000)):
+    lengths = (128, 400, 512, 1000, 1024, 2000, 4096, 16384, 65536)  # speech frames are 400; 1000 is no power of two
+    for rows, length in itertools.product((16, 64, 512, 4096, 65536), lengths):
+        if rows * length > MOST_SCANNED:
+            continue
         half = tensor("c64", rows, length // 2 + 1)
         yield make("_fft_r2c.default", tensor("f32", rows, length), (1,), 0, True)
         yield make("_fft_c2r.default", half, (1,), 0, length)
@@ -174,12 +177,8 @@ def fft() -> Iterator[Call]:
 
 
 def ctc() -> Iterator[Call]:
-    for steps, batch, classes, targets in (
-        (199, 4, 32, 40),
-        (499, 8, 32, 80),
-        (499, 32, 32, 120),
-        (800, 16, 1000, 150),
-        (1500, 8, 32, 300),
+    for (steps, targets), batch, classes in itertools.product(
+        ((99, 20), (199, 40), (499, 80), (499, 120), (800, 150), (1500, 300)), (2, 8, 16, 32), (32, 256, 1000)
     ):
         scores, target = tensor("f32", steps, batch, classes), tensor("i64", batch, targets)
         lengths = (steps,) * batch, (targets,) * batch

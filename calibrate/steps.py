@@ -31,7 +31,7 @@ from planner import machine as machines
 from planner.cache import Workloads
 from planner.evaluate import knobs_of, not_possible
 from planner.spec import Spec
-from planner.step import HOST_PHASES, SUSTAINED, host_work, priced, sustained_class
+from planner.step import HOST_COMPILED, HOST_PHASES, SUSTAINED, compiled_work, host_work, priced, sustained_class
 from planner.strategy import batch_plan, choices
 from planner.workload import Workload
 
@@ -105,7 +105,10 @@ def improve(path: Path, records: Sequence[Record], say: Say) -> dict[str, Factor
     """Fit what `records` tell into the profile at `path`; the fitted factors. RigplanError when they tell nothing."""
     known = profiles.load(path)
     found = runs(records, str(path), known.accelerator, say)
-    fitted = host_factors(found) | sustained_factors(found)
+    eager = [run for run in found if not compiled_work(run.workload)[0]]
+    compiled = [run for run in found if compiled_work(run.workload)[0]]
+    enter_s = {**profiles.prior_factors(), **known.factors}[HOST_COMPILED["enter"]].value
+    fitted = host_factors(eager) | sustained_factors(eager) | compiled_factors(compiled, enter_s)
     if not fitted:
         raise RigplanError(
             f"found {len(found)} timed training runs on {known.accelerator}; wanted some limited by the host, and some "
@@ -178,13 +181,30 @@ def host_factors(found: list[Run]) -> dict[str, Factor]:
             if work and host >= HOST_LIMITED * device and not run.filled:
                 per_unit[run.record.get("machine", "")].append(host / work)
         if per_unit:
-            every = np.concatenate([*per_unit.values()])
-            share = 0.5 if phase != "optimizer" else 0.25
-            likely = float(np.exp(np.mean([np.log(np.quantile(values, share)) for values in per_unit.values()])))
-            spread = float(np.median(np.abs(np.log(every / likely))))
-            where = f" on {len(per_unit)} machines" if len(per_unit) > 1 else ""
-            factors[name] = Factor(likely, "s", f"{len(every)} training runs limited by the host{where}", spread)
+            factors[name] = _over_machines(per_unit, 0.5 if phase != "optimizer" else 0.25, "training runs")
     return factors
+
+
+def compiled_factors(found: list[Run], enter_s: float) -> dict[str, Factor]:
+    """Seconds per launch of a compiled program, as host_factors; `enter_s` of them are of entering it."""
+    per_launch: dict[str, list[float]] = defaultdict(list)
+    for run in found:
+        host, device = (
+            sum(run.record[f"{phase}{kind}_seconds"] for phase in ("forward", "backward")) for kind in ("_host", "")
+        )
+        entries, launches = compiled_work(run.workload)
+        if host >= HOST_LIMITED * device and not run.filled:
+            spent = host / run.accumulation - entries * enter_s
+            per_launch[run.record.get("machine", "")].append(spent / launches)
+    return {HOST_COMPILED["launch"]: _over_machines(per_launch, 0.5, "compiled runs")} if per_launch else {}
+
+
+def _over_machines(values: Mapping[str, list[float]], share: float, runs: str) -> Factor:
+    every = np.concatenate([*values.values()])
+    likely = float(np.exp(np.mean([np.log(np.quantile(of_one, share)) for of_one in values.values()])))
+    spread = float(np.median(np.abs(np.log(every / likely))))
+    where = f" on {len(values)} machines" if len(values) > 1 else ""
+    return Factor(likely, "s", f"{len(every)} {runs} limited by the host{where}", spread)
 
 
 def sustained_factors(found: list[Run]) -> dict[str, Factor]:

@@ -156,6 +156,13 @@ def host_work(workload: Workload, phase: str) -> int:
     return int(((events.codes == CALL) & (phases(events) == PHASES.index(phase))).sum())
 
 
+def compiled_work(workload: Workload) -> tuple[int, int]:
+    """How often a micro-step enters a compiled program, and what is launched inside: (entries, launches)."""
+    events = workload.segments["micro_step"]
+    entries = int(((events.codes == COMPILED) & (events.values > 0)).sum())
+    return entries, int(((events.codes == CALL) & _compiled(events)).sum())
+
+
 def sustained_class(operator: Operator) -> str:
     """The factor that holds for an operator in a long run; empty for what is not a dense product."""
     return SUSTAINED.get(operator.dtype, "") if operator.kind in DENSE_KINDS else ""

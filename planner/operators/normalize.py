@@ -114,13 +114,26 @@ def sort(variant: str, call: Call) -> Operator:
 
 
 def fft(variant: str, call: Call) -> Operator:
-    """5 n log2 n FLOP a transform."""
-    source = first(call)
-    rank = len(source.shape)
+    """5 n log2 n FLOP a transform. Its length is that of the real side: the complex one keeps half the frequencies."""
+    whole = max(call.tensors[:1] + call.results, key=lambda spec: spec.elements)
+    rank = len(whole.shape)
     dims = integers(argument(call, 1, "dim"), (-1,)) or (-1,)
-    length = math.prod(source.shape[dim % rank] for dim in dims) if rank else 1
-    rows = source.elements // max(length, 1)
-    return by_bytes("fft", variant, call, (rows, length), flop=5.0 * rows * length * math.log2(max(length, 2)))
+    sides = [whole.shape[dim % rank] for dim in dims] if rank else [1]
+    length = math.prod(sides)
+    rows = whole.elements // max(length, 1)
+    flop = 5.0 * rows * length * math.log2(max(length, 2))
+    return by_bytes("fft", variant, call, (rows, length, max(map(_largest_prime, sides))), flop=flop)
+
+
+def _largest_prime(number: int) -> int:
+    """The largest prime factor, which says how many passes a fast transform needs."""
+    largest, factor = 1, 2
+    while factor * factor <= number:
+        if number % factor:
+            factor += 1
+        else:
+            largest, number = factor, number // factor
+    return max(largest, number)
 
 
 def ctc(variant: str, call: Call) -> Operator:

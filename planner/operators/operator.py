@@ -33,7 +33,7 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "scatter": ("rows", "length", "targets", "summed"),
     "pool": ("elements_in", "elements_out", "kernel_volume", "channels_last"),
     "resample": ("planes", "positions_in", "positions_out", "channels_last"),
-    "fft": ("rows", "length"),
+    "fft": ("rows", "length", "prime"),
     "ctc": ("steps", "batch", "classes", "target_length"),
     "optimizer": ("tensors", "elements"),
     "fused": ("kept", "reduced", "looped", "scattered", "instructions"),

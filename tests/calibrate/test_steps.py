@@ -95,6 +95,7 @@ def _profile(path: Path) -> Path:
 
 def test_the_profile_carries_the_fitted_factors_beside_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "host_work", lambda workload, phase: 1000)
+    monkeypatch.setattr(steps, "compiled_work", lambda workload: (0, 0))
     monkeypatch.setattr(steps, "runs", lambda *_: [_run(0.09, 0.09)])
     path = _profile(tmp_path / "mine.json")
     fitted = steps.improve(path, [], print)
@@ -136,3 +137,16 @@ def test_records_are_read_from_a_run_of_train_and_from_a_calibration(tmp_path: P
     path.write_text("[1]\n")
     with pytest.raises(RigplanError, match="wanted records of `calibrate train`"):
         steps.read(path)
+
+
+def test_a_compiled_launch_takes_what_entering_the_programs_leaves_between_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps, "compiled_work", lambda workload: (2, 1000))
+    slow, fast, device_bound = _run(0.069, 0.069), _run(0.03, 0.03), _run(0.03, 3.0)
+    runs = [replace(run, record={**run.record, "machine": name}) for run, name in ((slow, "a"), (fast, "b"))]
+    found = steps.compiled_factors([*runs, device_bound], enter_s=2e-3)
+    spent = (0.046 - 0.004, 0.02 - 0.004)  # of forward and backward, two entries taken off
+    assert found["host_compiled_launch_s"].value == pytest.approx((spent[0] * spent[1]) ** 0.5 / 1000)
+    assert found["host_compiled_launch_s"].source == "2 compiled runs limited by the host on 2 machines"
+    assert steps.compiled_factors([device_bound], enter_s=2e-3) == {}

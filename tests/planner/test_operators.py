@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -269,3 +270,12 @@ def test_experts_count_the_rows_of_all_groups_once() -> None:
     a, b = TensorSpec("bf16", (4096, 2048)), TensorSpec("bf16", (64, 2048, 1024))
     call = Call("_grouped_mm.default", (a, b, TensorSpec("i32", (64,))), (), (TensorSpec("bf16", (4096, 1024)),))
     assert describe(call).flop == 2 * 4096 * 2048 * 1024
+
+
+@pytest.mark.parametrize(("length", "prime"), [(512, 2), (400, 5), (1000, 5), (1009, 1009)])
+def test_a_transform_is_as_long_as_its_real_side_and_names_its_largest_prime(length: int, prime: int) -> None:
+    real, half = TensorSpec("f32", (64, length)), TensorSpec("c64", (64, length // 2 + 1))
+    forward = describe(Call("_fft_r2c.default", (real, (1,), 0, True), (), (half,)))
+    back = describe(Call("_fft_c2r.default", (half, (1,), 0, length), (), (real,)))
+    assert forward.shape == back.shape == (64, length, prime)
+    assert forward.flop == back.flop == pytest.approx(5 * 64 * length * math.log2(length))
