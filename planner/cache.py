@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 TRACING = (
     "trace.py", "recorder.py", "fake_results.py", "module_path.py", "semantics.py", "fused_ops.py", "attention.py",
     "optimizers.py", "models.py", "model_inputs.py", "model_lengths.py", "model_factory.py",
-    "wrappers/checkpointing.py", "wrappers/fused_loss.py", "wrappers/lora.py", "wrappers/quantized.py",
+    "wrappers/checkpointing.py", "wrappers/fused_loss.py", "wrappers/fused_scan.py", "wrappers/scan_kernels.py",
+    "wrappers/selective_scan.py", "wrappers/chunk_scan.py", "wrappers/lora.py", "wrappers/quantized.py",
     "wrappers/fsdp.py",
     "wrappers/tensor_parallel.py", "wrappers/sharded_recorder.py", "wrappers/compiled.py", "compiled/gpu.py",
     "compiled/fused.py", "compiled/lower.py", "compiled/program.py", "collectives.py",

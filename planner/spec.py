@@ -50,6 +50,7 @@ Task = Literal[
     "module",
 ]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
+Scan = Literal["eager", "fused"]
 Precision = Literal["fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16", "fp8-mixed"]
 Optimizer = Literal["adamw", "adam", "sgd", "adafactor", "lion", "adamw-8bit", "muon"]
 OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
@@ -80,6 +81,7 @@ class ModelSpec(SpecPart):
     module: str | None = None  # path/to/file.py:make or package.module:make; runs that code
     task: Task | None = None  # inferred where the config decides it
     attention: Choices[Attention] = ("sdpa",)  # eager keeps every score, the others are fused kernels
+    scan: Scan = "eager"  # of Mamba and its like: eager is torch's loop, fused has mamba_ssm's kernels
     lora: LoraSpec | None = None  # None = everything is trained
     # how tensor_parallel cuts a module that brings no plan: names of linear layers and embeddings, * for a number
     tensor_parallel_plan: dict[str, TensorParallelStyle] | None = None

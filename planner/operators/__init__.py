@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.call import Call
-from planner.operators import attention, convolution, fused, matmul, movement, normalize
+from planner.operators import attention, convolution, fused, matmul, movement, normalize, scan
 from planner.operators.operator import FREE, KINDS, NARROW_CHANNELS, SHAPE_FIELDS, UNKNOWN, Describer, Operator, first
 
 __all__ = [
@@ -18,6 +18,7 @@ OPERATORS: dict[str, Describer] = {
     **attention.OPERATORS,
     **matmul.OPERATORS,
     **fused.OPERATORS,
+    **scan.OPERATORS,
 }
 """aten base name (no overload, no in-place underscore) to the function that describes it."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from catalog import presets
 from planner import trace
@@ -19,6 +19,13 @@ from planner.workload import CALL, Workload
 KNOBS = TraceKnobs("fp32", "eager", "none", "sgd", "foreach", None, (8, 0))
 SHORT_TOKENS, SHORT_AUDIO = 32, 4000  # samples of audio; spectrograms keep their length, images their size
 AUDIO, FIXED = ("wav2vec2",), ("whisper",)
+EXPERTS_A_TOKEN = {
+    "mixtral": 2,
+    "olmoe": 8,
+    "qwen3_moe": 8,
+    "gpt_oss": 4,
+    "deepseek_v3": 8,
+}  # of their papers and cards
 # One preset of each architecture whose trace takes a second or two.
 SAMPLE = ("pythia-14m", "t5-small", "deit-tiny", "resnet-18")
 
@@ -32,13 +39,29 @@ def _asked(preset: presets.Preset) -> tuple[ModelSpec, DataSpec]:
     return ModelSpec(name=preset.name, attention=("eager",)), data
 
 
-def _traced(workload: Workload) -> tuple[float, set[str]]:
-    """FLOP of the micro-step, and the operators in it that are not known."""
+def _traced(workload: Workload) -> tuple[float, float, set[str]]:
+    """FLOP of the micro-step: of the operators that torch counts, of experts, which it does not; and the operators
+    that are not known."""
     events = workload.segments["micro_step"]
     times = Counter(events.values[events.codes == CALL].tolist())
-    operators = {at: describe(workload.calls[at]) for at in times}
-    unknown = {operator.variant for operator in operators.values() if operator.kind == UNKNOWN}
-    return sum(operators[at].flop * count for at, count in times.items()), unknown
+    counted = {str(operator).removeprefix("aten.") for operator in flop_registry}
+    flop: Counter[str] = Counter()
+    unknown: set[str] = set()
+    for at, count in times.items():
+        operator = describe(workload.calls[at])
+        if operator.kind == UNKNOWN:
+            unknown.add(operator.variant)
+        if operator.flop:
+            flop["counted" if operator.variant in counted else operator.kind] += operator.flop * count
+    assert set(flop) <= {"counted", "grouped_matmul"}
+    return flop["counted"], flop["grouped_matmul"], unknown
+
+
+def _of_experts(workload: Workload, preset: presets.Preset) -> float:
+    """Each token goes through its experts forward and twice backward: the grouped products of a model with experts."""
+    chosen = EXPERTS_A_TOKEN.get(str(preset.config["model_type"]), 0)
+    matrices = [item for item in workload.parameters if ".experts." in item.name and len(item.shape) == 3]
+    return 6.0 * SHORT_TOKENS * chosen * sum(item.elements // item.shape[0] for item in matrices)
 
 
 def _compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +77,10 @@ def _compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_micro_step", counted)
     workload = trace.trace(*_asked(preset), KNOBS, 1)
     assert workload.parameter_count == preset.parameters
-    flop, unknown = _traced(workload)
+    flop, of_experts, unknown = _traced(workload)
     assert not unknown
     assert flop == pytest.approx(counter.get_total_flops(), rel=0.005)
+    assert of_experts == pytest.approx(_of_experts(workload, preset), rel=0.005)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
