@@ -84,6 +84,10 @@ BEFORE_FUSED_ATTENTION = {
     "deepspeedai/DeepSpeed": 3168,  # 2023-04
     "facebookresearch/deit": 198,  # 2022-11; its blocks multiply, take a softmax and multiply
 }
+# The last thread of each repository whose zero_grad did not yet free gradients, so that they stay from step to step as
+# in accumulation: torch does since 2.0 of March 2023 (pytorch/pytorch/pull/92731), transformers' Trainer since its own
+# pull request 22136 of that month.
+BEFORE_FREED_GRADIENTS = {"huggingface/transformers": 22135, "facebookresearch/deit": 198}
 CHECKPOINTS = ("LLaMA-Factory",)  # unless disable_gradient_checkpointing is set (hparams/model_args.py)
 
 
@@ -134,7 +138,7 @@ def spec_of(row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
         model["lora"] = adapter
     if str(config.get("task", "")).startswith("SQuAD"):
         model["task"] = "sequence-classification"  # a head of two outputs, as for spans
-    if config.get("flash_attn") is False or ("flash_attn" not in config and _before_fused_attention(row["source"])):
+    if config.get("flash_attn") is False or ("flash_attn" not in config and _of(BEFORE_FUSED_ATTENTION, row["source"])):
         model["attention"] = "eager"
     offload = _known(OFFLOAD, str(config.get("offload", "none")), "offload")
     training: dict[str, Any] = {
@@ -146,6 +150,8 @@ def spec_of(row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
         "offload": offload,
         "accumulation": int(config.get("grad_accum", 1)),
     }
+    if _of(BEFORE_FREED_GRADIENTS, row["source"]):
+        training["accumulation"] = max(2, training["accumulation"])
     gpu = str(config["gpu"])
     if row["verdict"] == "fits":
         gpu = SMALLEST.get(gpu, gpu)
@@ -182,9 +188,10 @@ def _model(name: str) -> tuple[dict[str, Any], str]:
     return {"name": SAME_ARCHITECTURE.get(name, name)}, preset.task
 
 
-def _before_fused_attention(source: str) -> bool:
+def _of(last: Mapping[str, int], source: str) -> bool:
+    """Whether a thread is of the time of these last ones."""
     repository, number = "/".join(source.split("/")[3:5]), int(source.rsplit("/", 1)[1])
-    return number <= BEFORE_FUSED_ATTENTION.get(repository, 0)
+    return number <= last.get(repository, 0)
 
 
 def _task(task: str) -> str:

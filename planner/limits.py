@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from catalog import presets
 from catalog.errors import RigplanError
@@ -20,31 +20,48 @@ FIRST_SEQUENCE, LONGEST_SEQUENCE = 1024, 1 << 22
 IMAGES = ("image-classification", "video-classification", "semantic-segmentation")
 GRAIN = 64  # sequence lengths are told in multiples of this: kernels like them, and nobody asks for finer
 
+Tried = Callable[[int], Estimate]  # raises RigplanError where the model does not take that size
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The largest value that fits, the estimate there, and the least value tried that does not fit."""
+    """The largest value that fits, the estimate there, and the least value tried that does not, with its own estimate
+    where the model takes it at all."""
 
     what: str
     value: int | None
     too_large: int | None
     estimate: Estimate | None
     reason: str = ""
+    beyond: Estimate | None = None
 
     @property
     def text(self) -> str:
         if self.value is None or self.estimate is None:
-            return f"{self.what}: none fits; {self.reason or f'{self.too_large} does not'}"
-        memory = self.estimate.memory
-        used = f"{gib(memory.device_bytes)} of {gib(memory.usable_bytes)}"
-        more = self.reason or (f"{self.too_large} is too large" if self.too_large else "no larger one was tried")
-        return f"{self.what}: {self.value} fits ({used}, peak in {memory.peak_phase}); {more}"
+            why = self.reason if self.beyond is None else _need(self.beyond)
+            return (
+                f"{self.what}: not even {self.too_large} fits: {why}; `rigplan fits` without --max has what would help"
+            )
+        if self.reason:
+            more = self.reason
+        elif self.beyond is None:
+            more = "no larger one was tried"
+        else:
+            is_not = "is borderline" if self.beyond.verdict == "borderline" else "does not fit"
+            more = f"{self.too_large} {is_not} ({_need(self.beyond)})"
+        return f"{self.what}: {self.value} fits ({_need(self.estimate)}); {more}"
 
     def to_json(self) -> str:
-        """The limit as JSON, the estimate inside as everywhere."""
-        plain = asdict(replace(self, estimate=None))
-        plain["estimate"] = None if self.estimate is None else self.estimate.model_dump(mode="json")
+        """The limit as JSON, the estimates inside as everywhere."""
+        plain = asdict(replace(self, estimate=None, beyond=None))
+        for name, found in (("estimate", self.estimate), ("beyond", self.beyond)):
+            plain[name] = None if found is None else found.model_dump(mode="json")
         return json.dumps(plain, indent=2)
+
+
+def _need(found: Estimate) -> str:
+    memory = found.memory
+    return f"{gib(memory.device_bytes)} of {gib(memory.usable_bytes)}, peak in {memory.peak_phase}"
 
 
 def furthest_fitting(spec: Spec, what: str, *, profile: str = "", progress: Progress | None = None) -> Limit:
@@ -58,6 +75,7 @@ def furthest_fitting(spec: Spec, what: str, *, profile: str = "", progress: Prog
         )
     strategy, choice = combinations[0]
 
+    @cache
     def tried(size: int, *, read_off: bool = False) -> Estimate:
         asked, plan = spec, replace(strategy, micro_batch=size, accumulation=1, global_batch=None)
         if what == "sequence-length":
@@ -70,8 +88,11 @@ def furthest_fitting(spec: Spec, what: str, *, profile: str = "", progress: Prog
         return found
 
     if what == "sequence-length":
-        _has_length(spec)
-        start = max(GRAIN, (spec.data.sequence_length or FIRST_SEQUENCE) // GRAIN * GRAIN)
+        preset = _has_length(spec)
+        usual = spec.data.sequence_length or (preset.sequence_length if preset else None) or FIRST_SEQUENCE
+        start = _first_length(tried, usual)
+        if preset is None and not _counts(tried, start):
+            raise _no_sequence("the model")
         return _bisect(what, tried, GRAIN, start, start, LONGEST_SEQUENCE)
     # two traces say where the limit is; traces of the sizes beside it say that it is there
     start = strategy.micro_batch or 1
@@ -79,22 +100,52 @@ def furthest_fitting(spec: Spec, what: str, *, profile: str = "", progress: Prog
     return rough if rough.value is None else _bisect(what, tried, 1, rough.value, 1, LARGEST_MICRO_BATCH)
 
 
-def _has_length(spec: Spec) -> None:
-    """Raises RigplanError where `data.sequence_length` changes nothing: for images, and where a factory decides."""
+def _first_length(tried: Tried, usual: int) -> int:
+    """The length that the search begins at: the usual one or, where the model refuses it, the next half or double of it
+    that the model takes. RigplanError when it takes none."""
+    whole = max(GRAIN, usual // GRAIN * GRAIN)
+    halves = [whole >> times for times in range(whole.bit_length()) if whole >> times >= GRAIN]
+    doubles = [whole << times for times in range(1, 9)]
+    refused = ""
+    for length in dict.fromkeys((usual, *halves, *doubles)):
+        try:
+            tried(length)
+        except RigplanError as error:
+            refused = refused or str(error)
+        else:
+            return length
+    raise RigplanError(f"--max sequence-length: {refused}")
+
+
+def _counts(tried: Tried, length: int) -> bool:
+    """Whether the length changes anything; a model that takes no other one is told by the search itself."""
+    try:
+        return tried(length + GRAIN).memory.device_bytes != tried(length).memory.device_bytes
+    except RigplanError:
+        return True
+
+
+def _has_length(spec: Spec) -> presets.Preset | None:
+    """The preset of the spec, if it is one. Raises RigplanError where `data.sequence_length` can be seen to change
+    nothing: for images, and where a factory decides."""
     model = spec.model
     if model.module is not None:
         raise RigplanError("--max sequence-length: the factory of a module decides its lengths; use --max micro-batch")
     preset = presets.lookup(model.name) if model.name else None
     task = model.task or (preset.task if preset else None)
-    images = task in IMAGES or (preset is not None and preset.sequence_length is None)
-    if images:
-        raise RigplanError(
-            f"--max sequence-length: {model.name or 'the model'} reads images, not a sequence; use --max micro-batch, "
-            "or try another data.image_size"
-        )
+    if task in IMAGES or (preset is not None and preset.sequence_length is None):
+        raise _no_sequence(model.name or "the model")
+    return preset
 
 
-def _bisect(what: str, tried: Callable[[int], Estimate], grain: int, start: int, stride: int, most: int) -> Limit:
+def _no_sequence(model: str) -> RigplanError:
+    return RigplanError(
+        f"--max sequence-length: {model} reads images, not a sequence; use --max micro-batch, or try another "
+        "data.image_size"
+    )
+
+
+def _bisect(what: str, tried: Tried, grain: int, start: int, stride: int, most: int) -> Limit:
     """From `start` in doubling strides until it does not fit, then halve, guided by the memory of both ends."""
     known: dict[int, Estimate | None] = {}
     reason = ""
@@ -115,11 +166,14 @@ def _bisect(what: str, tried: Callable[[int], Estimate], grain: int, start: int,
         low, high, stride = high, high + stride, 2 * stride
     if high > most:
         return Limit(what, low or None, None, known.get(low), reason)
+    if low == 0 and high > grain:  # the least of all, as it may be that nothing fits
+        low, high = (grain, high) if fits(grain) else (0, grain)
     guess = True  # a guess, then a halving, so that neither a bad guess nor a wide gap costs many traces
     while high - low > grain:
         size = _between(known, low, high, grain, guess)
         low, high, guess = (size, high, not guess) if fits(size) else (low, size, not guess)
-    return Limit(what, low or None, high, known.get(low), reason)
+    beyond = known.get(high)
+    return Limit(what, low or None, high, known.get(low), "" if beyond else reason, beyond)
 
 
 def _between(known: dict[int, Estimate | None], low: int, high: int, grain: int, guess: bool) -> int:

@@ -102,6 +102,34 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
     verdicts = [planner.fits(tight(micro_batch=size)) for size in (limit.value, limit.value + 1)]
     assert [item.verdict == "fits" for item in verdicts if isinstance(item, Estimate)] == [True, False]
     assert json.loads(limit.to_json())["value"] == limit.value
+    assert limit.beyond is not None
+    assert limit.beyond.verdict != "fits"
+    assert f"; {limit.too_large} " in limit.text
+    assert "micro-batch: " + str(limit.value) + " fits (" in limit.text
+
+
+@pytest.mark.parametrize("what", ["micro-batch", "sequence-length"])
+def test_where_not_even_the_least_fits_what_it_needs_is_told(what: str) -> None:
+    asked = Spec.load(spec({"precision": "fp32"}, {"gpu": "rtx-3090", "memory_limit": "4 MiB"}))
+    limit = furthest_fitting(asked, what)
+    assert (limit.value, limit.estimate) == (None, None)
+    least = {"micro-batch": 1, "sequence-length": 64}[what]
+    assert limit.text.startswith(f"{what}: not even {least} fits: ")
+    assert "GiB, peak in " in limit.text
+
+
+def test_a_model_of_one_length_is_searched_from_there() -> None:
+    """Whisper takes spectrograms of one length only, which is no multiple of the grain."""
+    whisper = {
+        "model_type": "whisper", "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+        "num_mel_bins": 8, "max_source_positions": 256, "max_target_positions": 32, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+    }  # fmt: skip
+    asked = {**spec({"micro_batch": 1}), "model": {"config": whisper}, "data": {"target_length": 8}}
+    limit = furthest_fitting(Spec.load(asked), "sequence-length")
+    assert limit.value == 512  # half of the 1,024 that are tried first
+    assert limit.reason.endswith("whisper takes exactly 512")
 
 
 def test_the_longest_sequence_ends_where_the_model_does() -> None:
@@ -116,12 +144,24 @@ def test_the_longest_sequence_ends_where_the_model_does() -> None:
         ({"name": "resnet-50"}, "resnet-50 reads images"),
         ({"name": "vit-mae-base"}, "vit-mae-base reads images"),
         ({"config": {"model_type": "vit"}, "task": "image-classification"}, "the model reads images"),
+        (
+            {
+                "config": {
+                    "model_type": "vit",
+                    "hidden_size": 16,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 2,
+                    "intermediate_size": 16,
+                }
+            },
+            "the model reads images",
+        ),
         ({"module": "examples/models/unet.py:make"}, "factory of a module decides"),
     ],
 )
 def test_what_has_no_sequence_has_no_longest_one(model: dict[str, Any], reason: str) -> None:
     with pytest.raises(planner.RigplanError, match=reason):
-        furthest_fitting(Spec.load({"model": model, "hardware": {"gpu": "t4"}}), "sequence-length")
+        furthest_fitting(Spec.load({"model": model, "hardware": {"gpu": "rtx-3090"}}), "sequence-length")
 
 
 def test_a_limit_is_asked_of_one_combination() -> None:
