@@ -51,8 +51,16 @@ def module(factory: Factory, where: str, device: str, dtype: torch.dtype) -> tup
 
 
 def inputs(factory: Factory, where: str, device: str, micro_batch: int) -> dict[str, torch.Tensor]:
-    """The factory's inputs for `micro_batch` samples, real; on cpu when the model is on meta."""
+    """The factory's inputs for `micro_batch` samples, real; on cpu when the model is on meta. Raises RigplanError where
+    they are the same for any number of samples."""
     (_, made), _ = _call_weightless(factory, where, micro_batch)
+    if micro_batch > 1 and made:
+        (_, one), _ = _call_weightless(factory, where, 1)
+        if {key: value.shape for key, value in made.items()} == {key: value.shape for key, value in one.items()}:
+            raise RigplanError(
+                f"model.module {where} gives inputs of the same shapes for {micro_batch} samples as for 1: "
+                "its argument is how many samples they hold"
+            )
     return made if device == "meta" else {key: value.to(device) for key, value in made.items()}
 
 
@@ -136,9 +144,13 @@ def _described(error: BaseException) -> str:
     """Exception type, first line of its message and the deepest line of user code."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {error.filename})"
+    return f"{type(error).__name__}: {first_line(error)}{place(error)}"
+
+
+def place(error: BaseException) -> str:
+    """The deepest line of user code, or of a model's own library, that an exception passed through."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-    return f"{type(error).__name__}: {first_line(error)}{place}"
+    return f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
 
 
 def first_line(error: BaseException) -> str:
@@ -147,5 +159,5 @@ def first_line(error: BaseException) -> str:
 
 
 def _is_ours(filename: str) -> bool:
-    """Whether a line of a traceback lies outside the user's code."""
-    return filename == __file__ or filename.startswith(("<frozen", str(Path(torch.__file__).parent)))
+    """Whether a line of a traceback lies in torch or here."""
+    return filename.startswith(("<", str(Path(torch.__file__).parent), str(Path(__file__).parent)))

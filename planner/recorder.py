@@ -43,6 +43,7 @@ class Recorder(TorchDispatchMode):
         self.live: dict[int, int] = {}
         self.vocabulary = -1
         self.listening = True
+        self.answer: bool | None = None  # to a forward that asks a device's tensor yes or no
         self.kind = "temporary"
         self.modules = ModulePath()
         self.owners: list[int] = []  # the module of each block
@@ -125,6 +126,8 @@ class Recorder(TorchDispatchMode):
                 args = _without_masks(args)
             if func is _SCALAR and self.kind == "optimizer":
                 return 1.0  # a norm or a step count that an optimizer reads: memory and kernels do not depend on it
+            if func is _SCALAR and self.answer is not None and tensors[0].dtype == torch.bool:
+                return self.answer
             result = self._results.run(func, STAND_INS.get(func, func), args, kwargs, tensors)
             if real and not tensors and isinstance(result, torch.Tensor):
                 result = _made_real(func, result, args, kwargs)

@@ -16,9 +16,10 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from catalog.errors import RigplanError
-from planner import models
+from planner import model_inputs, models
 from planner.cache import TraceKnobs
 from planner.libraries import collector_at_rest, logs_off
+from planner.model_factory import place
 from planner.optimizers import build_optimizer, clip_gradients
 from planner.recorder import DTYPES, Recorder
 from planner.semantics import cuda_semantics
@@ -51,6 +52,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         devices = None if knobs.mesh is None else stack.enter_context(fsdp.process_group(knobs.mesh))
         recorder = Recorder() if devices is None else ShardedRecorder(fsdp.group_names(devices))
         recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
+        recorder.answer = model_inputs.ANSWERS.get((built.family, built.task))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(cuda_semantics(knobs.capability, drop_masks=knobs.drop_masks))
         assumptions += stack.enter_context(fused_scan.applied(module, model.scan))
@@ -67,6 +69,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         with torch.no_grad():
             parameters = _fake(module, recorder) if devices is None else _adopt(module, recorder)
             segments["load"] = recorder.segment()
+        if not any(parameter.requires_grad for _, parameter in parameters):
+            raise RigplanError("nothing is trained: no parameter of the model has requires_grad set")
         recorder.start("inputs")
         inputs = {name: _on_device(value) for name, value in given.items()}
         for value in _tensors_in(inputs):
@@ -86,7 +90,11 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             why = next(iter(str(error).splitlines()), "")
             if knobs.mesh is not None and knobs.mesh.tensor > 1:
                 why += "; the model may not run under its tensor-parallel plan: use tensor_parallel: 1"
-            raise RigplanError(f"the trace failed in {type(error).__name__}: {why}") from error
+            if "cuda" in why.lower():
+                why = (
+                    "the model puts tensors on cuda, where a trace has no GPU; take the device of the inputs, x.device"
+                )
+            raise RigplanError(f"the trace failed in {type(error).__name__}: {why}{place(error)}") from error
         segments["micro_step"] = recorder.segment()
         whole = quantized.whole_shapes(module)
         ready = [_parameter(name, value, whole.get(name), recorder) for name, value in parameters]
@@ -139,6 +147,9 @@ def _micro_step(module: torch.nn.Module, inputs: dict[str, Any], precision: str,
     recorder.phase("forward")
     result = _forward(module, inputs, precision)
     loss = result if isinstance(result, torch.Tensor) else _loss_of(result)
+    if loss.numel() != 1 or not loss.requires_grad:
+        found = "a tensor that no parameter leads to" if loss.numel() == 1 else f"a tensor of shape {list(loss.shape)}"
+        raise RigplanError(f"the module returned {found} for its loss, wanted a scalar that is trained")
     del result
     recorder.phase("backward")
     torch.autograd.backward(loss)
@@ -198,8 +209,11 @@ def _evaluation(module: torch.nn.Module, inputs: dict[str, Any], precision: str,
 
 def _loss_of(result: Any) -> torch.Tensor:
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
-    if loss is None:
-        raise RigplanError("the module returned no loss: return a scalar tensor or an object with .loss")
+    if not isinstance(loss, torch.Tensor):
+        found = f"a dict of {', '.join(map(str, result))}" if isinstance(result, dict) else f"a {type(result).__name__}"
+        if isinstance(result, tuple | list):
+            found = f"a {type(result).__name__} of {len(result)}"
+        raise RigplanError(f"the module returned no loss but {found}: return a scalar tensor or an object with .loss")
     return loss
 
 
@@ -310,8 +324,8 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def _data_dependent(error: Exception) -> str:
     operator = str(getattr(error, "func", error))
     return (
-        f"the model asks a tensor for its values ({operator}), which a trace cannot answer; try attention: eager, "
-        "a module factory with an example input, or a variant without that branch"
+        f"the model asks a tensor for its values ({operator}){place(error)}, which a trace cannot answer; "
+        "try attention: eager, a module factory with an example input, or a variant without that branch"
     )
 
 

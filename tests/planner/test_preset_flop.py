@@ -17,7 +17,8 @@ from planner.workload import CALL, Workload
 
 # Plain attention, whose products torch's counter sees.
 KNOBS = TraceKnobs("fp32", "eager", "none", "sgd", "foreach", None, (8, 0))
-SHORT_TOKENS, SHORT_AUDIO = 32, 4000  # samples of audio; spectrograms keep their length, images their size
+# Of audio a label for each second frame; spectrograms keep their length, images their size.
+SHORT_TOKENS, SHORT_AUDIO, SHORT_LABELS = 32, 4000, 6
 AUDIO, FIXED = ("wav2vec2",), ("whisper",)
 EXPERTS_A_TOKEN = {
     "mixtral": 2,
@@ -33,7 +34,7 @@ SAMPLE = ("pythia-14m", "t5-small", "deit-tiny", "resnet-18")
 def _asked(preset: presets.Preset) -> tuple[ModelSpec, DataSpec]:
     data = DataSpec()
     if preset.family in AUDIO:
-        data = DataSpec(sequence_length=SHORT_AUDIO)
+        data = DataSpec(sequence_length=SHORT_AUDIO, target_length=SHORT_LABELS)
     elif preset.sequence_length is not None and preset.family not in FIXED:
         data = DataSpec(sequence_length=SHORT_TOKENS)
     return ModelSpec(name=preset.name, attention=("eager",)), data
