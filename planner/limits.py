@@ -18,6 +18,8 @@ from planner.strategy import LARGEST_MICRO_BATCH, choices
 
 FIRST_SEQUENCE, LONGEST_SEQUENCE = 1024, 1 << 22
 IMAGES = ("image-classification", "video-classification", "semantic-segmentation")
+MOST_AHEAD = 8  # times the largest size that fits: no line is trusted further
+FINE = 128
 GRAIN = 64  # sequence lengths are told in multiples of this: kernels like them, and nobody asks for finer
 
 Tried = Callable[[int], Estimate]  # raises RigplanError where the model does not take that size
@@ -146,7 +148,7 @@ def _no_sequence(model: str) -> RigplanError:
 
 
 def _bisect(what: str, tried: Tried, grain: int, start: int, stride: int, most: int) -> Limit:
-    """From `start` in doubling strides until it does not fit, then halve, guided by the memory of both ends."""
+    """From `start` by doubling, or to where the memory of what fits points, until it does not fit; then between."""
     known: dict[int, Estimate | None] = {}
     reason = ""
 
@@ -163,28 +165,42 @@ def _bisect(what: str, tried: Tried, grain: int, start: int, stride: int, most: 
 
     low, high = 0, start
     while high <= most and fits(high):
-        low, high, stride = high, high + stride, 2 * stride
+        low, ahead = high, _ahead(known, grain)
+        high, stride = (min(ahead, MOST_AHEAD * low), grain) if ahead > low else (low + stride, 2 * stride)
     if high > most:
         return Limit(what, low or None, None, known.get(low), reason)
     if low == 0 and high > grain:  # the least of all, as it may be that nothing fits
         low, high = (grain, high) if fits(grain) else (0, grain)
     guess = True  # a guess, then a halving, so that neither a bad guess nor a wide gap costs many traces
-    while high - low > grain:
-        size = _between(known, low, high, grain, guess)
+    while high - low > _apart(low, grain):
+        size = _ahead(known, grain) if guess else 0
+        if not low < size < high:
+            size = (low + high) // 2 // grain * grain
+        size = min(max(size, low + grain), high - grain)
         low, high, guess = (size, high, not guess) if fits(size) else (low, size, not guess)
     beyond = known.get(high)
     return Limit(what, low or None, high, known.get(low), "" if beyond else reason, beyond)
 
 
-def _between(known: dict[int, Estimate | None], low: int, high: int, grain: int, guess: bool) -> int:
-    """A size strictly between: where the line through both ends meets the limit, kept off the ends; else the middle."""
-    middle = (low + high) // 2
-    below, above = known.get(low), known.get(high)
-    if guess and below is not None and above is not None:
-        there, then = below.memory.high_bytes, above.memory.peak_reserved_bytes
-        share = (below.memory.usable_bytes - there) / max(1, then - there)
-        middle = round(low + (high - low) * min(0.9, max(0.1, share)))
-    return min(max(middle // grain * grain, low + grain), high - grain)
+def _ahead(known: dict[int, Estimate | None], grain: int) -> int:
+    """Where the line through the two largest sizes that fit meets the limit; 0 when there is no such line."""
+    fitting = [
+        (size, found)
+        for size, found in sorted(known.items(), key=lambda item: item[0])
+        if found and found.verdict == "fits"
+    ]
+    if len(fitting) < 2:
+        return 0
+    (one, small), (two, large) = fitting[-2:]
+    slope = (large.memory.high_bytes - small.memory.high_bytes) / (two - one)
+    if slope <= 0:
+        return 0
+    return int(two + (large.memory.usable_bytes - large.memory.high_bytes) / slope) // grain * grain
+
+
+def _apart(low: int, grain: int) -> int:
+    """How near the answer lies to what does not fit: a micro-batch exactly, a length to one part in FINE."""
+    return grain if grain == 1 else max(grain, low // FINE // grain * grain)
 
 
 __all__ = ["Limit", "furthest_fitting"]
