@@ -44,6 +44,8 @@ TRACING = (
     "wrappers/tensor_parallel.py", "wrappers/sharded_recorder.py", "wrappers/compiled.py", "compiled/gpu.py",
     "compiled/fused.py", "compiled/lower.py", "compiled/program.py", "collectives.py",
 )  # fmt: skip
+# Models whose scan transformers runs as a loop over all tokens where mamba_ssm is not there.
+LOOPS = ("mamba", "falcon_mamba", "jamba", "zamba")
 # Two micro-batches that any larger one is read off from; 1 is traced by itself: sizes of 1 change what is contiguous.
 ANCHORS = (2, 4)
 
@@ -136,6 +138,13 @@ class Workloads:
         return self._known[key] if key in self._known else self.at(knobs, micro_batch)
 
     @property
+    def _model_type(self) -> str:
+        model = self.model
+        preset = presets.lookup(model.name) if model.name else None
+        config = preset.config if preset else model.config if isinstance(model.config, dict) else {}
+        return str(config.get("model_type", ""))
+
+    @property
     def title(self) -> str:
         model = self.model
         if isinstance(model.config, dict):
@@ -159,6 +168,8 @@ class Workloads:
         length = self.data.sequence_length
         of_length = f" and length {length}" if length else ""
         how = f"{knobs.precision}, {knobs.attention}{', compiled: a minute or more' if knobs.compile else ''}"
+        if self.model.scan == "eager" and self._model_type in LOOPS:
+            how += ", token by token: many minutes, where model.scan: fused takes seconds"
         self.progress(f"tracing {self.title} at micro-batch {micro_batch}{of_length} ({how})")
         from planner.trace import trace  # torch is needed only now
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import planner
 from catalog.errors import RigplanError
-from planner.cache import TraceKnobs
+from planner.cache import TraceKnobs, Workloads
 from planner.memory import Scratch, replay
 from planner.operators import UNKNOWN, describe
 from planner.spec import DataSpec, ModelSpec
@@ -136,6 +137,16 @@ def test_transformers_has_its_own_functions_back_after_a_trace() -> None:
     _traced("mamba", "fused")
     file = sys.modules["transformers.models.mamba.modeling_mamba"]
     assert file.mamba_inner_fn is not mamba_inner_fn
+
+
+def test_before_a_loop_over_tokens_is_traced_its_wait_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said: list[str] = []
+    for scan in ("eager", "fused"):
+        Workloads(_model("mamba", scan), DataSpec(sequence_length=2), said.append).at(KNOBS, 1)
+    slow, quick = [line for line in said if line.startswith("tracing mamba by config")]
+    assert "token by token: many minutes, where model.scan: fused takes seconds" in slow
+    assert "minutes" not in quick
 
 
 def test_a_model_without_a_scan_and_a_compiled_one_are_refused() -> None:
