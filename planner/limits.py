@@ -166,7 +166,8 @@ def _bisect(what: str, tried: Tried, grain: int, start: int, stride: int, most: 
     low, high = 0, start
     while high <= most and fits(high):
         low, ahead = high, _ahead(known, grain)
-        high, stride = (min(ahead, MOST_AHEAD * low), grain) if ahead > low else (low + stride, 2 * stride)
+        step = _apart(low, grain)
+        high, stride = (min(ahead, MOST_AHEAD * low), step) if ahead > low + step else (low + stride, 2 * stride)
     if high > most:
         return Limit(what, low or None, None, known.get(low), reason)
     if low == 0 and high > grain:  # the least of all, as it may be that nothing fits
@@ -183,7 +184,8 @@ def _bisect(what: str, tried: Tried, grain: int, start: int, stride: int, most: 
 
 
 def _ahead(known: dict[int, Estimate | None], grain: int) -> int:
-    """Where the line through the two largest sizes that fit meets the limit; 0 when there is no such line."""
+    """Where the line through the largest size that fits and one of at most its half, as what lies close together says
+    little, meets the limit; 0 when there is no such line."""
     fitting = [
         (size, found)
         for size, found in sorted(known.items(), key=lambda item: item[0])
@@ -191,7 +193,8 @@ def _ahead(known: dict[int, Estimate | None], grain: int) -> int:
     ]
     if len(fitting) < 2:
         return 0
-    (one, small), (two, large) = fitting[-2:]
+    two, large = fitting[-1]
+    one, small = next((pair for pair in reversed(fitting) if 2 * pair[0] <= two), fitting[-2])
     slope = (large.memory.high_bytes - small.memory.high_bytes) / (two - one)
     if slope <= 0:
         return 0
