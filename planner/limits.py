@@ -113,6 +113,8 @@ def _first_length(tried: Tried, usual: int) -> int:
         try:
             tried(length)
         except RigplanError as error:
+            if not str(error).startswith("data."):
+                raise  # no other length would help
             refused = refused or str(error)
         else:
             return length

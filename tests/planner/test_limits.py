@@ -54,6 +54,18 @@ def test_where_the_model_ends_its_reason_is_told() -> None:
     assert (limit.value, limit.too_large, limit.reason) == (960, 1024, "the model has 1000 positions")
 
 
+def test_only_a_refused_length_is_followed_by_others() -> None:
+    asked: list[int] = []
+
+    def tried(size: int) -> Estimate:
+        asked.append(size)
+        raise RigplanError("data.sequence_length is too long" if len(asked) < 3 else "the model cannot be traced")
+
+    with pytest.raises(RigplanError, match="^the model cannot be traced"):
+        limits._first_length(tried, 1000)
+    assert asked == [1000, 960, 480]
+
+
 def test_where_nothing_fits_the_least_is_tried_second_and_last() -> None:
     limit, tried = _searched(lambda size: 30e9, 2048, 64)
     assert limit.value is None
