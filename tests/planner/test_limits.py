@@ -61,7 +61,7 @@ def test_only_a_refused_length_is_followed_by_others() -> None:
         asked.append(size)
         raise RigplanError("data.sequence_length is too long" if len(asked) < 3 else "the model cannot be traced")
 
-    with pytest.raises(RigplanError, match="^the model cannot be traced"):
+    with pytest.raises(RigplanError, match=r"^the model cannot be traced"):
         limits._first_length(tried, 1000)
     assert asked == [1000, 960, 480]
 
