@@ -143,3 +143,9 @@ def test_relatives_are_catalog_devices() -> None:
 
 def test_plain_data_of_a_profile_is_json() -> None:
     assert to_json(from_json(json.loads(json.dumps(to_json(small()))))) == to_json(small())
+
+
+def test_bf16_timings_of_the_generation_stand_for_fp16_that_was_not_timed() -> None:
+    curves = resolve(accelerator("rtx-4090"))[0].curves
+    assert [(layer.device, layer.dtype) for layer in curves["matmul/f16"]] == [("h200-sxm", "f16"), ("l40s", "bf16")]
+    assert curves["matmul/bf16"][-1] is curves["matmul/f16"][-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from catalog.accelerator import Accelerator
 from catalog.ceilings import ceiling, throttling
 from catalog.profile import prior_factors
 from catalog.store import accelerator, accelerators
@@ -148,6 +149,20 @@ def test_cards_that_their_power_limit_holds_back_reach_less_of_their_datasheet()
     for device in accelerators():
         found = ceiling(device)
         assert all(rate > 0 for rate in found.flop_per_s.values())
+
+
+def test_a_card_that_power_does_not_hold_back_reaches_its_peak() -> None:
+    peak = accelerator("rtx-2000-ada").peak_flop_per_s["bf16"]
+    assert ceiling(accelerator("rtx-2000-ada")).rate("bf16") == pytest.approx(0.95 * peak)  # 70 W would sustain 54e12
+    assert ceiling(accelerator("rtx-6000-ada")).rate("bf16") == pytest.approx(231e12)  # 300 W, of 364e12 on paper
+    assert ceiling(accelerator("l4")).rate("bf16") == pytest.approx(69e12)  # as published in fp16
+
+
+@pytest.mark.parametrize(
+    "device", [item for item in accelerators() if item.vendor == "NVIDIA"], ids=lambda item: item.name
+)
+def test_fp32_is_never_priced_at_the_rate_of_tensor_cores(device: Accelerator) -> None:
+    assert ceiling(device).rate("fp32") < 110e12  # an RTX 5090's 105e12 is the most a datasheet gives
 
 
 def test_long_runs_slow_down_where_the_power_limit_is_near() -> None:
