@@ -176,10 +176,11 @@ def _languini(row: Row) -> Record:
 
 
 LAMBDA_MODELS: dict[str, Record] = {
-    "bert-base-uncased (SQuAD fine-tune)": {"name": "bert-base-uncased"},
-    "bert-large-uncased (SQuAD fine-tune)": {"name": "bert-large-uncased"},
+    "bert-base-uncased (SQuAD fine-tune)": {"module": f"{MODELS}.squad:bert_base"},
+    "bert-large-uncased (SQuAD fine-tune)": {"module": f"{MODELS}.squad:bert_large"},
     "ResNet50 v1.5": {"name": "resnet-50"},
 }
+LAMBDA_LENGTH = 384  # of calibrate.models.squad
 LAMBDA_UNUSED = {
     "GNMT": "lengths vary and are not stated",
     "Transformer-XL": "how its batches are cut into chunks is not stated",
@@ -190,19 +191,15 @@ LAMBDA_OPTIMIZERS = {"adam": "adam", "": "sgd"}
 
 
 def _lambda(row: Row) -> Record:
-    """NVIDIA's DeepLearningExamples: BERT by apex O2 with attention written out, images channels first."""
+    """NVIDIA's DeepLearningExamples: BERT for SQuAD by apex O2, images channels first."""
     if row["model"] not in LAMBDA_MODELS:
         raise Skipped(
             next((why for start, why in LAMBDA_UNUSED.items() if row["model"].startswith(start)), "no preset")
         )
-    model = dict(LAMBDA_MODELS[row["model"]])
-    data: Record = {}
-    if "bert" in row["model"]:
-        model |= {"task": "sequence-classification", "attention": "eager"}
-        data = {"sequence_length": int(row["seq_len"])}
+    if "bert" in row["model"] and row["seq_len"] != str(LAMBDA_LENGTH):
+        raise Skipped(f"not the length of its SQuAD runs: {row['seq_len']}")
     return {
-        "model": model,
-        "data": data,
+        "model": LAMBDA_MODELS[row["model"]],
         "training": {
             "precision": _known(APEX_O2 if "bert" in row["model"] else MIXED, row["precision"], "precision"),
             "optimizer": _known(LAMBDA_OPTIMIZERS, row["optimizer"], "optimizer"),
