@@ -146,4 +146,5 @@ def test_the_command_prints_the_page_or_json_and_needs_no_torch_when_warm(spec_f
         "assert 'torch' not in sys.modules\n"
     )
     warm = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert warm.stderr == ""
+    assert warm.returncode == 0, warm.stderr
+    assert "loading" not in warm.stderr  # a slow machine may tell of other waits
