@@ -1,4 +1,4 @@
-"""SLURM: the same calibration as a job of a cluster, through submitit (the extra `rigplan[slurm]`)."""
+"""SLURM: the same calibration as a job of a cluster, through submitit (the extra `slurm`)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--time", "slurm_time", default="1h", show_default=True, help="Time limit of the job, as 90min."),
         click.option("--account", help="Account of the job."),
         click.option("--partition", help="Partition of the job."),
-        click.option(
-            "--slurm", "as_job", is_flag=True, help="Run as a SLURM job and wait for it (needs rigplan[slurm])."
-        ),
+        click.option("--slurm", "as_job", is_flag=True, help="Run as a SLURM job and wait for it (needs submitit)."),
     ):
         command = decorate(command)
     return command
@@ -56,7 +54,7 @@ def run(command: Sequence[str], where: Place, say: Callable[[str], None], *, fol
     try:
         submitit: Any = import_module("submitit")
     except ImportError:
-        raise RigplanError("--slurm needs submitit; pip install 'rigplan[slurm]'") from None
+        raise RigplanError("--slurm needs submitit; pip install submitit") from None
     executor = submitit.AutoExecutor(folder=str(folder))
     named = {"slurm_partition": where.partition, "slurm_account": where.account}
     executor.update_parameters(

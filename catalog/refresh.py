@@ -70,9 +70,7 @@ def from_gpuhunt() -> Iterator[Row]:
     try:
         import gpuhunt
     except ImportError:
-        raise RigplanError(
-            "prices --refresh needs gpuhunt, which is not installed; pip install 'rigplan[prices]'"
-        ) from None
+        raise RigplanError("prices --refresh needs gpuhunt, which is not installed; pip install gpuhunt") from None
     _quiet(logging.getLogger("gpuhunt"))
     try:
         found = gpuhunt.query(min_gpu_count=1)

@@ -25,8 +25,13 @@ _NO_BF16 = "no: emulated and about ten times slower than fp16; train in fp16"
 _HEADLINE_DTYPES = ("bf16", "fp16", "tf32", "fp8")
 
 
+def _one_name(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> str | None:
+    """A name of several words, with or without quotes around it."""
+    return " ".join(words) or None
+
+
 @click.command("gpus", short_help="Show the accelerators of the catalog, or one of them.")
-@click.argument("name", required=False, shell_complete=gpu_names)
+@click.argument("name", nargs=-1, metavar="[NAME]", callback=_one_name, shell_complete=gpu_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object with NAME, else a list.")
 def gpus(name: str | None, as_json: bool) -> None:
     """Show the accelerators of the catalog, or all that is known about NAME, with sources.
@@ -46,7 +51,7 @@ def gpus(name: str | None, as_json: bool) -> None:
 
 
 @click.command("prices", short_help="Show what accelerators cost by the hour and to buy.")
-@click.argument("name", required=False, shell_complete=gpu_names)
+@click.argument("name", nargs=-1, metavar="[NAME]", callback=_one_name, shell_complete=gpu_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object with NAME, else a list.")
 @click.option("--refresh", "ask", is_flag=True, help="First ask the providers for today's prices, through gpuhunt.")
 @click.option(

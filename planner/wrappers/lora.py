@@ -16,7 +16,7 @@ def apply(module: torch.nn.Module, lora: LoraSpec) -> torch.nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise RigplanError("model.lora needs peft, which is not installed; pip install 'rigplan[peft]'") from None
+        raise RigplanError("model.lora needs peft, which is not installed; pip install peft") from None
     targets = list(lora.target_modules)
     config = LoraConfig(
         r=lora.r,

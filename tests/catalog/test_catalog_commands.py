@@ -52,6 +52,11 @@ def test_one_gpu_as_json_is_an_object_with_the_promised_fields() -> None:
     assert device["default_node"]["name"] == "dgx-h200"
 
 
+@pytest.mark.parametrize("command", [gpus, prices])
+def test_a_name_of_several_words_needs_no_quotes(command: object) -> None:
+    assert _run(command, "a100", "80gb", "sxm") == _run(command, "a100 80gb sxm")
+
+
 def test_all_gpus_as_json_are_a_list() -> None:
     devices = json.loads(_run(gpus, "--json"))
     assert [device["name"] for device in devices] == list(store.accelerator_names())
