@@ -12,7 +12,7 @@ from planner.answer import Estimate, Plan
 from planner.question import How
 from planner.search import Progress, outcomes
 from planner.spec import LoraSpec, ModelSpec, Spec
-from planner.strategy import HardwareChoice, Strategy, choices, impossible
+from planner.strategy import HardwareChoice, Strategy, batch_plan, choices, impossible
 
 MEMORY = How(timed=False, whole=True)
 LORA = LoraSpec(r=16, alpha=32, target_modules=("all-linear",))
@@ -191,17 +191,20 @@ def _with_lora(
 def _on_more_cards(
     spec: Spec, found: Estimate, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
 ) -> list[Rung]:
-    """The fewest cards of this kind, up to a node of 8, that hold everything split; each sees samples of its own."""
+    """The fewest cards of this kind, up to a node of 8, that hold everything split; each sees samples of its own, of
+    the global batch that the spec gives where that divides."""
     if choice.count > 1 or strategy.sharding != "none":
         return []
     split = sum(found.memory.by_category.get(name, 0) for name in ("weights", "gradients", "optimizer", "temporary"))
     rest = found.memory.device_bytes - split
     sharded = replace(strategy, sharding="fsdp", global_batch=None)
+    whole = replace(sharded, global_batch=strategy.global_batch, accumulation=None)
     for count in MORE_CARDS:
         if rest + split / count > found.memory.usable_bytes and count < MORE_CARDS[-1]:
             continue  # clearly not enough
         many = replace(choice, count=count)
-        (answer,) = _tried(spec, [(sharded, many)], profile, progress)
+        divides = strategy.global_batch is not None and not isinstance(batch_plan(whole, many), str)
+        (answer,) = _tried(spec, [(whole if divides else sharded, many)], profile, progress)
         if answer is not None and (answer.verdict == "fits" or count == MORE_CARDS[-1]):
             batch = answer.strategy.global_batch
             return [

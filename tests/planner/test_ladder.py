@@ -62,19 +62,27 @@ def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
     assert rung.estimate.memory.host_bytes > 0
 
 
-def test_as_few_cards_as_hold_everything_split_are_offered() -> None:
-    """Weights, gradients and states of 16 bytes a parameter: a card that lacks a little needs one more of its kind."""
+@pytest.mark.parametrize(
+    ("given", "cards", "becomes"), [({}, 2, 2), ({"global_batch": 8}, 4, 8), ({"global_batch": 1}, 2, 2)]
+)
+def test_as_few_cards_as_hold_everything_split_are_offered(given: dict[str, int], cards: int, becomes: int) -> None:
+    """Weights, gradients and states of 16 bytes a parameter: a card that lacks a little needs one more of its kind. The
+    global batch of the spec stays where it divides."""
     llama = {
         "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2,
         "num_attention_heads": 8, "vocab_size": 512,
     }  # fmt: skip
     hardware = {"gpu": "rtx-3090", "memory_limit": "512 MiB"}
-    asked = Spec.load({**spec({"micro_batch": 1}, hardware), "model": {"config": llama, "task": "causal-lm"}})
+    training = {"micro_batch": 1, **given}
+    asked = Spec.load({**spec(training, hardware), "model": {"config": llama, "task": "causal-lm"}})
     found = planner.fits(asked)
     assert isinstance(found, Estimate)
     assert found.verdict == "does-not-fit"
     (rung,) = [rung for rung in climb(asked, found) if rung.change.startswith("count: ")]
-    assert (rung.change, rung.price) == ("count: 2, sharding: fsdp", "2 cards; the global batch is 2")
+    assert (rung.change, rung.price) == (
+        f"count: {cards}, sharding: fsdp",
+        f"{cards} cards; the global batch is {becomes}",
+    )
     assert rung.estimate.verdict == "fits"
 
 
