@@ -158,7 +158,7 @@ def _mapped(
     if workers < 2:
         yield from map(compare, records)
         return
-    with forked(workers, models=True) as pool:
+    with forked(workers, lambda _: None, models=True) as pool:
         yield from pool.imap(compare, records)
 
 

@@ -161,10 +161,7 @@ class Workloads:
         return replace(knobs, mesh=replace(knobs.mesh, sharding=zero.sharding_of(count)))
 
     def _trace(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
-        models = self.model.module is None
-        if not libraries.loaded(models=models):
-            self.progress(f"loading {libraries.named(models=models)}")
-            libraries.load(models=models)
+        libraries.load(self.progress, models=self.model.module is None)
         length = self.data.sequence_length
         of_length = f" and length {length}" if length else ""
         how = f"{knobs.precision}, {knobs.attention}{', compiled: a minute or more' if knobs.compile else ''}"

@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
@@ -17,28 +17,17 @@ MODELS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto
 NAMES = r"(torch|transformers|peft|accelerate)(\.|$)"
 
 
-def load(*, models: bool) -> None:
-    """Import what a trace needs, with transformers' `models` or without.
+def load(progress: Callable[[str], None], *, models: bool) -> None:
+    """Import what a trace needs, with transformers' `models` or without; `progress` hears of it where that takes time.
 
     The garbage collector rests meanwhile: what an import makes is no garbage, and looking costs a fifth of the time.
     """
+    missing = [name for name in (*TRACING, *(MODELS if models else ())) if name not in sys.modules]
+    if missing:
+        progress("loading torch and transformers" if models else "loading torch")
     with collector_at_rest(), warnings_off():
-        for name in _modules(models):
+        for name in missing:
             import_module(name)
-
-
-def loaded(*, models: bool) -> bool:
-    """Whether `load` has nothing to do any more."""
-    return all(name in sys.modules for name in _modules(models))
-
-
-def named(*, models: bool) -> str:
-    """What `load` imports, in the words of a user."""
-    return "torch and transformers" if models else "torch"
-
-
-def _modules(models: bool) -> tuple[str, ...]:
-    return (*TRACING, *(MODELS if models else ()))
 
 
 @contextmanager

@@ -66,10 +66,7 @@ def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Com
 def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress, what: str) -> Iterator[Answered]:
     total, done = sum(len(job[1]) for job in jobs), 0
     compiled = sum(strategy.compile for job in jobs for strategy, _ in job[1])
-    models = jobs[0][0].model.module is None
-    if not libraries.loaded(models=models):
-        progress(f"loading {libraries.named(models=models)}")
-    with forked(workers, models=models) as pool:
+    with forked(workers, progress, models=jobs[0][0].model.module is None) as pool:
         progress(f"tracing {len(jobs)} variants of the model for {total} {what}, {workers} at a time")
         for answered in pool.imap_unordered(_job, jobs):
             done += len(answered)
@@ -79,9 +76,9 @@ def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress, what: st
             yield from answered
 
 
-def forked(workers: int, *, models: bool) -> Pool:
+def forked(workers: int, progress: Progress, *, models: bool) -> Pool:
     """A pool of forked processes that have what a trace needs (see libraries.load)."""
-    libraries.load(models=models)
+    libraries.load(progress, models=models)
     with warnings.catch_warnings():
         # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,7 +1,8 @@
 """Predicted against measured: 24 compiled training runs on H200s (tests/measured/h200_compiled*.jsonl).
 
 The hosts of the two files differ by a quarter: convnext-base takes 57 ms a step on one and 44 on the other. The bounds
-are the errors of the day rounded up and may only go down. Tracing a compiled model takes minutes: all slow.
+are the errors of the day rounded up, for runs that the host limits with room for such hosts, and may only go down.
+Tracing a compiled model takes minutes: all slow.
 """
 
 from __future__ import annotations
