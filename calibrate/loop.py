@@ -6,6 +6,7 @@ The order is that of the common trainers. Only the loss outlives the forward, so
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from catalog.errors import RigplanError
 from planner import models
+from planner.model_inputs import IGNORED
 from planner.optimizers import AnyOptimizer, build_optimizer
 from planner.spec import Spec
 from planner.strategy import Strategy, batch_plan, choices
@@ -118,7 +120,7 @@ def prepare(spec: Spec, device: str) -> Training:
             raise RigplanError("unsupported: a real run with quantized weights; leave model.lora.quantize out")
         module = lora.apply(module, spec.model.lora)
     checkpointing.apply(module, strategy.checkpointing)
-    fused_loss.apply(module, strategy.loss)
+    fused_loss.apply(module, strategy.loss, _fused_kernel(device))
     optimizer = build_optimizer(strategy.optimizer, strategy.optimizer_implementation, module, real=True)
     return Training(
         module=torch.compile(module) if strategy.compile else module,  # type: ignore[arg-type]
@@ -133,6 +135,20 @@ def prepare(spec: Spec, device: str) -> Training:
         scaler=torch.amp.GradScaler(device, init_scale=FIRST_SCALE) if strategy.precision == "fp16-mixed" else None,
         trainable=[parameter for parameter in module.parameters() if parameter.requires_grad],
     )
+
+
+def _fused_kernel(device: str) -> Callable[..., Any]:
+    """Liger's own kernel on a GPU where it is installed; else the same chunks in torch's operators."""
+    try:
+        functional = importlib.import_module("liger_kernel.transformers.functional")
+    except ImportError:
+        return fused_loss.head_and_loss
+
+    def kernel(hidden: Any, weight: Any, bias: Any, target: Any, count: Any, softcap: float | None, _: bool) -> Any:
+        fused = functional.liger_fused_linear_cross_entropy
+        return fused(hidden, weight, target, bias, ignore_index=IGNORED, reduction="sum", softcap=softcap) / count
+
+    return kernel if device == "cuda" else fused_loss.head_and_loss
 
 
 def set_precision(precision: str) -> None:

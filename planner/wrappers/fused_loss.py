@@ -10,6 +10,7 @@ Source: linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py (chunks, buffer
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -115,8 +116,17 @@ def _add_product(total: torch.Tensor, one: torch.Tensor, two: torch.Tensor) -> N
         torch.addmm(total, one, two, out_dtype=total.dtype, out=total)
 
 
-def apply(module: torch.nn.Module, loss: str) -> None:
+def head_and_loss(
+    hidden: Any, weight: Any, bias: Any, target: Any, count: Any, softcap: float | None, trained: bool
+) -> Any:
+    """The mean loss of `hidden` [tokens, width] under a head [classes, width], over `count` targets."""
+    return _HeadAndLoss.apply(hidden, weight, bias, target, count, softcap, trained)
+
+
+def apply(module: torch.nn.Module, loss: str, kernel: Callable[..., Any] = head_and_loss) -> None:
     """Give `module`, a causal language model of transformers, this `loss`; `eager` changes nothing.
+
+    `kernel` does what `head_and_loss` does: a real run gives Liger's own.
 
     It also evaluates so, as transformers' Trainer does (`skip_logits`) where no metric asks for the logits. Raises
     RigplanError for any other model, and where the head is no plain layer.
@@ -149,7 +159,7 @@ def apply(module: torch.nn.Module, loss: str) -> None:
         target = shift_labels.view(-1)
         count = (target != IGNORED).sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         hidden = logits.view(-1, logits.shape[-1])
-        return _HeadAndLoss.apply(hidden, head.weight, head.bias, target, count, softcap, torch.is_grad_enabled())
+        return kernel(hidden, head.weight, head.bias, target, count, softcap, torch.is_grad_enabled())
 
     head.forward = torch.nn.Identity().forward  # type: ignore[method-assign]
     model.loss_function = fused
