@@ -139,8 +139,8 @@ def _life(training: Training, keep_history: Path | None) -> Record:
     """Peaks over the first steps of a life, as a user who starts a run meets them."""
     _peak(training.device, reset=True)
     events = []
+    recorded = keep_history is not None and training.device == "cuda"
     for number in range(LIFE_STEPS):
-        recorded = keep_history is not None and training.device == "cuda" and number in (0, LIFE_STEPS - 1)
         with history.recorded() if recorded else history.unrecorded() as found:
             training.step()
         if recorded:

@@ -236,7 +236,7 @@ _HOUSEKEEPING = {"device", "layout", "pin_memory", "non_blocking", "generator"}
 
 
 def _softmax_shape(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    return torch.empty_like(x, dtype=torch.float32 if half_to_float else x.dtype)
+    return x.new_empty(x.shape, dtype=torch.float32 if half_to_float else x.dtype)  # contiguous, whatever x is
 
 
 def _grouped_shape(

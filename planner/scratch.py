@@ -24,10 +24,16 @@ CUBLASLT_WORKSPACE = 1 * MIB
 # Bytes at which the rows of a convolution by 1 must start to be read as they are.
 CONVOLUTION_ALIGNMENT, FILTER_GRADIENT_ALIGNMENT = 8, 16
 TILE = 128  # rows and columns of a weight's gradient that one thread block sums
+# Of an embedding's gradient: rows up to which they are added one by one, rows in a partial sum, lists of all rows.
+EMBEDDING_UNSORTED, EMBEDDING_ROWS, EMBEDDING_LISTS = 3072, 10, 6
+FEW_CHANNELS, SMALL_FILTER = 4, 9
+OFFSETS_END = 2**31 - 1  # bytes that a kernel with 32-bit offsets reaches
+FEWEST_SLICES, SLICE_TERMS = 3, 12288  # of a sum in 16 bit, and what one slice has at least
 SLICE_ROWS = 2048  # places below which a sum is not cut further
 RNN_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 PRODUCTS = frozenset({"mm.default", "addmm.default", "bmm.default", "baddbmm.default"})
 RNNS = frozenset({"rigplan.rnn_forward.default"})
+RNN_RUN_AHEAD, RNN_WORKSPACE = 16, 24 * MIB  # steps; bytes, in 16 bit
 RNN_RANDOM_STATE = 24  # bytes for each thread of the device: cuDNN's random numbers for dropout in recurrent nets
 PRODUCTS_WITH_BIAS = frozenset({"addmm.default"})
 
@@ -71,10 +77,16 @@ def _attention_backward(call: Call, _: Device) -> Groups:
 
 
 def _column_sum(call: Call, device: Device) -> Groups:
-    """Partial sums of a reduction over rows that is spread over thread blocks (aten/native/cuda/Reduce.cuh)."""
+    """Partial sums of a reduction over rows that is spread over thread blocks (aten/native/cuda/Reduce.cuh).
+
+    A source too large for 32-bit offsets is halved until it is not, and summed piece after piece.
+    """
     source = call.tensors[0]
     result = call.results[0]
     rows, columns = _rows_columns(source, result)
+    pieces = 1
+    while _bytes(source) > pieces * OFFSETS_END and rows > 1:
+        rows, pieces = -(-rows // 2), 2 * pieces
     if rows <= 1 or columns <= 1:
         return ()
     vector = 4 if columns % 4 == 0 else 2 if columns % 2 == 0 else 1
@@ -88,7 +100,7 @@ def _column_sum(call: Call, device: Device) -> Groups:
     if (each < block_y * 16 and each < 256) or grid > target:
         return ()
     blocks = max(min(-(-target // grid), -(-each // 16)), -(-each // 256))
-    return () if blocks <= 1 else ((4 * columns * blocks * block_x * vector,),)
+    return () if blocks <= 1 else ((4 * columns * blocks * block_x * vector,),) * pieces
 
 
 def _rows_columns(source: TensorSpec, result: TensorSpec) -> tuple[int, int]:
@@ -109,9 +121,22 @@ def _power_below(value: int) -> int:
 
 
 def _row_copy(call: Call, _: Device) -> Groups:
-    """Layer norm and the 2d loss read plain rows: an input that is not contiguous is copied first."""
+    """Layer norm, softmax and the 2d loss read plain rows: an input that is not contiguous is copied first."""
     source = call.tensors[0]
     return () if source.stride is None else ((_bytes(source),),)
+
+
+def _embedding_backward(call: Call, _: Device) -> Groups:
+    """Many rows are sorted by their place, summed in fp32 by tens, and these sums then by place: room for as many sums
+    as there can be (aten/native/cuda/EmbeddingBackwardKernel.cu). A gradient that is not contiguous is copied."""
+    grad, indices = call.tensors[:2]
+    rows, places = indices.elements, call.results[0].shape[0]
+    if rows <= EMBEDDING_UNSORTED:
+        return _row_copy(call, _)
+    sums = rows // EMBEDDING_ROWS + min(rows, places)
+    sorting = (rows * ITEM_BYTES[indices.dtype],) * EMBEDDING_LISTS
+    copied = () if grad.stride is None else (_bytes(grad),)
+    return ((*copied, *sorting, sums * grad.shape[-1] * ITEM_BYTES["f32"]),)
 
 
 def _group_norm(call: Call, _: Device) -> Groups:
@@ -123,6 +148,8 @@ def _group_norm(call: Call, _: Device) -> Groups:
 def _convolution(call: Call, device: Device) -> Groups:
     """cuDNN's tensor-core kernels read channels last: copies of what they read and write lie in the workspace."""
     source, weight = call.tensors[:2]
+    if weight.shape[1] < FEW_CHANNELS and math.prod(weight.shape[2:]) <= SMALL_FILTER:
+        return ()  # a U-Net's first convolution on an H200, in 16 bit and in TF32: read as it is
     return _transformed(source, call.results[0], weight, call.arguments, device)
 
 
@@ -145,7 +172,7 @@ def _filter_gradient(
     """A product over all places of all samples, summed in fp32.
 
     With few tiles of the result, fp32 kernels sum it in slices, as many as fill the device (18 for 128 x 128 x 3 x 3
-    of a U-Net on an H200, here 14). 16-bit kernels slice by other rules; for convolutions by 1 they hold the sum twice
+    of a U-Net on an H200, here 14). 16-bit kernels keep the sums of all slices but one, for convolutions by 1 two
     (ResNet-50's third stage: 32.63 MiB).
     """
     groups = _transformed(source, grad, weight, arguments, device, aligned_bytes=FILTER_GRADIENT_ALIGNMENT)
@@ -155,22 +182,53 @@ def _filter_gradient(
     if weight.dtype == "f32":
         tiles = -(-weight.shape[0] // TILE) * -(-weight.elements // weight.shape[0] // TILE)
         slices = min(device.sm_count // tiles, grad.elements // grad.shape[1] // SLICE_ROWS)
-        sums = slices if slices > 1 else 0
+        sums = slices * weight.elements if slices > 1 else 0
     elif math.prod(weight.shape[2:]) == 1:
-        sums = 2
+        sums = 2 * weight.elements
+    else:
+        sums = _partial_sums(weight, grad.elements // grad.shape[1], device.sm_count)
     ((size,),) = groups
-    return ((size + sums * weight.elements * ITEM_BYTES["f32"],),)
+    return ((size + sums * ITEM_BYTES["f32"],),)
+
+
+def _partial_sums(weight: TensorSpec, terms: int, sm_count: int) -> int:
+    """Elements of a weight's gradient that 16-bit kernels sum apart, over `terms` places of all samples.
+
+    A tile of the result is of one place of the filter, or of several where channels are few. What fills the device is
+    cut into slices of enough terms, and all but one are kept apart; a result of many tiles is not cut. Learned from a
+    ResNet-34, a ResNet-50, a U-Net and a wav2vec 2.0 on an H200.
+    """
+    outside, inside, *kernel = weight.shape
+    width = -(-inside * ITEM_BYTES[weight.dtype] // 16) * 16 // ITEM_BYTES[weight.dtype]
+    places = math.prod(kernel)
+    columns = places * -(-width // TILE) if 2 * width >= TILE else -(-places * width // TILE)
+    slices = sm_count // (-(-outside // TILE) * columns)
+    return 0 if slices < FEWEST_SLICES else min(slices - 1, terms // SLICE_TERMS) * outside * width * places
 
 
 def _rnn(call: Call, _: Device) -> Groups:
-    """A copy of the input with steps first, and cuDNN's workspace: the gates of one layer before and after the
-    recurrence (2 % above what an LSTM took on an H200)."""
+    """A copy of what lies samples first with steps first, and cuDNN's workspace.
+
+    In fp32 the gates of one layer before and after the recurrence (2 % above what an LSTM took on an H200). In 16 bit,
+    exactly: the gates of a layer and RNN_RUN_AHEAD steps more, its states and one more, the weights without biases, and
+    a constant. The backward takes it twice, for the gradients of input and of weights.
+    """
     given = call.tensors
     forward = call.name.startswith("rigplan.rnn_forward")
     mode, source, state = call.arguments[0 if forward else 1], given[0 if forward else 1], given[1 if forward else 2]
-    elements = math.prod(source.shape[:2]) * state.shape[-1] * 2 * RNN_GATES[mode]
-    copied = (_bytes(source),) if call.arguments[-1] else ()
-    return ((*copied, elements * ITEM_BYTES[source.dtype]),)
+    samples_first = bool(call.arguments[-1])
+    samples, steps = source.shape[:2] if samples_first else (source.shape[1], source.shape[0])
+    gates, hidden, item = RNN_GATES[mode], state.shape[-1], ITEM_BYTES[source.dtype]
+    workspace = 2 * gates * samples * steps * hidden * item
+    if item == 2:
+        weights = sum(_bytes(tensor) for tensor in given if len(tensor.shape) == 2)
+        rows = gates * (steps + RNN_RUN_AHEAD) + steps + 1
+        workspace = rows * samples * hidden * item + weights + RNN_WORKSPACE
+    copied = (_bytes(source),) if samples_first else ()
+    if forward:
+        return ((*copied, workspace),)
+    gradient = (_bytes(given[0]),) if samples_first else ()
+    return (*gradient, *copied, workspace), (*copied, workspace)
 
 
 def _transformed(
@@ -219,7 +277,10 @@ def _bytes(tensor: TensorSpec) -> int:
 RULES: dict[str, Callable[[Call, Device], Groups]] = {
     "rigplan.attention_backward.default": _attention_backward,
     "sum.dim_IntList": _column_sum,
+    "embedding_dense_backward.default": _embedding_backward,
     "native_layer_norm.default": _row_copy,
+    "_softmax.default": _row_copy,
+    "_log_softmax.default": _row_copy,
     "nll_loss2d_forward.default": _row_copy,
     "native_group_norm.default": _group_norm,
     "rigplan.rnn_forward.default": _rnn,

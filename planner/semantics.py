@@ -11,7 +11,7 @@ Sources: torch/csrc/autograd and aten/src/ATen/autocast_mode.h (the CUDA lists),
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -158,6 +158,8 @@ def _rnn(mode: str) -> Callable[..., Any]:
         train: bool, bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         states = list(hx) if isinstance(hx, list | tuple) else [hx]
+        if weights[0].dtype == torch.bfloat16 and not _in_one_buffer(weights):
+            weights = _OneBuffer.apply(torch.bfloat16, *weights)  # torch flattens an RNN's weights of other dtypes only
         y, h, c, _ = rigplan.rnn_forward(mode, x, states, weights, layers, dropout, bidirectional, batch_first)
         return (y, h, c) if mode == "lstm" else (y, h)
 
@@ -170,7 +172,27 @@ def _rnn_autocast(mode: str) -> Callable[..., Any]:
     def run(x: torch.Tensor, hx: Any, weights: list[torch.Tensor], *rest: Any) -> Any:
         low = torch.get_autocast_dtype("cpu")
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            flat = _OneBuffer.apply(low, *weights)
             states = _cast(hx, low)
-            return _overload(f"{mode}.input")(_cast(x, low), states, _cast(weights, low), *rest)
+            return _overload(f"{mode}.input")(_cast(x, low), states, flat, *rest)
 
     return run
+
+
+class _OneBuffer(torch.autograd.Function):
+    """Copies of weights in `dtype`, one after another in a buffer: what cuDNN reads."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: torch.Tensor) -> Any:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        buffer = weights[0].new_empty(sum(weight.numel() for weight in weights), dtype=dtype)
+        parts = buffer.split([weight.numel() for weight in weights])
+        return tuple(part.view_as(weight).copy_(weight) for part, weight in zip(parts, weights, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True))
+
+
+def _in_one_buffer(weights: Sequence[torch.Tensor]) -> bool:
+    return len({weight.untyped_storage()._cdata for weight in weights}) == 1

@@ -46,7 +46,7 @@ def describe(call: Call, *, tf32: bool = False) -> Operator:
         operator = describer(variant, call)
     except (IndexError, TypeError, ValueError, AttributeError, KeyError):
         return _unknown(variant, call)
-    if tf32 and operator.dtype == "f32" and operator.kind in TF32_KINDS and not convolution.is_depthwise(operator):
+    if tf32 and operator.dtype == "f32" and operator.kind in TF32_KINDS:
         return Operator(
             operator.kind, operator.variant, "tf32", operator.shape, operator.flop, operator.bytes_read,
             operator.bytes_written,

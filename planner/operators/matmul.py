@@ -10,7 +10,7 @@ from planner.operators.operator import ALIGNMENT_BYTES, Describer, Operator, ite
 PLACES: dict[str, tuple[int, int]] = {
     "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "vdot": (0, 1), "linear": (0, 1), "matmul": (0, 1),
     "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2), "addmv": (1, 2), "_addmm_activation": (1, 2),
-    "_scaled_mm": (0, 1), "_int_mm": (0, 1), "addr": (1, 2), "ger": (0, 1),
+    "rigplan.add_product": (1, 2), "_scaled_mm": (0, 1), "_int_mm": (0, 1), "addr": (1, 2), "ger": (0, 1),
 }  # fmt: skip
 """Where the two factors stand among the arguments."""
 

@@ -22,6 +22,8 @@ torch.library.define(
     "rigplan::cross_entropy_", "(Tensor(a!) logits, Tensor target, Tensor count, float? softcap) -> Tensor"
 )
 
+torch.library.define("rigplan::add_product_", "(Tensor(a!) total, Tensor one, Tensor two) -> Tensor(a!)")
+
 
 @torch.library.register_fake("rigplan::cross_entropy_")
 def _losses(logits: Any, target: Any, count: Any, softcap: float | None) -> Any:
@@ -42,6 +44,17 @@ def cross_entropy_(
         gradient *= 1 - (bent / softcap) ** 2
     logits.copy_((gradient / count).where(kept, 0.0))
     return (-log_shares.gather(-1, place) / count).where(kept, 0.0).squeeze(-1)
+
+
+@torch.library.register_fake("rigplan::add_product_")
+def _sum(total: Any, one: Any, two: Any) -> Any:
+    return total
+
+
+@torch.library.impl("rigplan::add_product_", "CompositeExplicitAutograd")
+def add_product_(total: torch.Tensor, one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    """total [m, n] += one [m, k] @ two [k, n] of a lower precision. torch 2.11 cannot trace its own operator for it."""
+    return torch.addmm(total, one, two, out_dtype=total.dtype, out=total)
 
 
 def chunk_rows(tokens: int, width: int, classes: int) -> int:
@@ -113,7 +126,7 @@ def _add_product(total: torch.Tensor, one: torch.Tensor, two: torch.Tensor) -> N
     if total.dtype == one.dtype:
         torch.addmm(total, one, two, out=total)
     else:
-        torch.addmm(total, one, two, out_dtype=total.dtype, out=total)
+        torch.ops.rigplan.add_product_(total, one, two)
 
 
 def head_and_loss(

@@ -236,12 +236,14 @@ def test_a_transposed_input_of_a_layer_norm_is_told_from_a_dense_one() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 64])
-def test_tf32_leaves_depthwise_convolutions_in_fp32(groups: int) -> None:
+def test_tf32_rounds_depthwise_convolutions_too(groups: int) -> None:
+    # ConvNeXt on an H200: the weights' gradient of 96 channels on 56 x 56, channels last, takes
+    # 7.3 ms in fp32 and 3.8 in TF32.
     image, weight = TensorSpec("f32", (8, 64, 28, 28)), TensorSpec("f32", (64, 64 // groups, 3, 3))
     call = Call(
         "convolution.default", (image, weight, None, (1, 1), (1, 1), (1, 1), False, (0, 0), groups), (), (image,)
     )
-    assert describe(call, tf32=True).dtype == ("tf32" if groups == 1 else "f32")
+    assert describe(call, tf32=True).dtype == "tf32"
 
 
 def test_a_convolution_knows_its_bias_and_dilation() -> None:

@@ -54,6 +54,73 @@ def test_the_gradient_of_a_filter_is_summed_in_fp32(
     assert [sum(group) / MIB for group in found] == pytest.approx(mebibytes, abs=within)
 
 
+@pytest.mark.parametrize(
+    ("shape", "weight", "pad", "gradient_bytes"),
+    [
+        # A ResNet-34 of 512 samples and a U-Net of 40 on an H200, bf16.
+        ((512, 64, 56, 56), (64, 64, 3, 3), 1, 413_033_127),
+        ((512, 128, 28, 28), (128, 128, 3, 3), 1, 213_484_199),
+        ((40, 128, 64, 64), (128, 128, 3, 3), 1, 91_849_383),
+    ],
+)
+def test_16_bit_gradients_of_filters_are_summed_in_slices_that_fill_the_device(
+    shape: tuple[int, ...], weight: tuple[int, ...], pad: int, gradient_bytes: int
+) -> None:
+    forward = _convolution("bf16", shape, weight, (shape[0], weight[0], *shape[2:]), 1, pad)
+    image, filters, _, *settings = forward.arguments
+    asked = (forward.results[0], image, filters, None, *settings, (False, True, False))
+    ((size,),) = scratch.during(Call("convolution_backward.default", asked, (), (image, filters)), H200)
+    assert size == pytest.approx(gradient_bytes, abs=1024)
+
+
+def test_a_gradient_of_many_tiles_is_not_cut() -> None:
+    # wav2vec 2.0 on an H200: 394,756,243 bytes, as much as the forward takes.
+    forward = _convolution("bf16", (16, 512, 15999, 1), (512, 512, 3, 1), (16, 512, 7999, 1), 2, 0)
+    image, filters, _, *settings = forward.arguments
+    asked = (forward.results[0], image, filters, None, *settings, (False, True, False))
+    ((size,),) = scratch.during(Call("convolution_backward.default", asked, (), (image, filters)), H200)
+    assert size == pytest.approx(394_756_243, abs=1024)
+
+
+def test_a_small_filter_over_few_channels_reads_the_image_as_it_is() -> None:
+    # The first convolution of a U-Net on an H200, in bf16 and in TF32.
+    for dtype in ("bf16", "f32"):
+        assert scratch.during(_convolution(dtype, (40, 3, 64, 64), (128, 3, 3, 3), (40, 128, 64, 64), 1, 1), H200) == ()
+
+
+@pytest.mark.parametrize(("samples", "mebibytes"), [(128, 1088.302), (192, 1568.954)])
+def test_an_rnn_in_16_bit_takes_its_workspace_twice_in_the_backward(samples: int, mebibytes: float) -> None:
+    # Three layers of 1,500 over 512 steps on an H200: 1,141,167,104 and 1,645,167,616 bytes.
+    x, state = TensorSpec("bf16", (samples, 512, 1500)), TensorSpec("bf16", (3, samples, 1500))
+    matrix, vector = TensorSpec("bf16", (6000, 1500)), TensorSpec("bf16", (6000,))
+    weights = (matrix, matrix, vector, vector) * 3
+    settings = (3, 0.2, False, True)
+    forward = Call(
+        "rigplan.rnn_forward.default", ("lstm", x, (state, state), weights, *settings), (), (x, state, state)
+    )
+    ((copied, workspace),) = scratch.during(forward, H200)
+    assert (copied, workspace / MIB) == (samples * 512 * 1500 * 2, pytest.approx(mebibytes, abs=2e-3))
+    given = (x, "lstm", x, (state, state), weights, x, x, *settings)
+    groups = scratch.during(Call("rigplan.rnn_backward.default", given, (), (x, state)), H200)
+    assert [group[-1] for group in groups] == [workspace, workspace]
+
+
+@pytest.mark.parametrize(("tokens", "sums_bytes"), [(98_304, 258_648_000), (65_536, 238_986_000)])
+def test_the_gradient_of_an_embedding_is_summed_by_tens_first(tokens: int, sums_bytes: int) -> None:
+    # 33,278 words of 1,500 values: two LSTMs on an H200.
+    grad, places = TensorSpec("bf16", (tokens, 1500)), TensorSpec("i64", (tokens,))
+    words = TensorSpec("bf16", (33278, 1500))
+    call = Call("embedding_dense_backward.default", (grad, places, 33278, -1, False), (), (words,))
+    ((*_, sums),) = scratch.during(call, H200)
+    assert sums == sums_bytes
+
+
+def test_a_sum_over_more_than_2_gib_goes_piece_by_piece() -> None:
+    # The bias of an LSTM's head on an H200: four times 68,153,344 bytes.
+    call = Call("sum.dim_IntList", (TensorSpec("bf16", (65536, 33278)), (0,)), (), (TensorSpec("bf16", (1, 33278)),))
+    assert scratch.during(call, H200) == ((68_153_344,),) * 4
+
+
 def test_an_aligned_convolution_by_one_and_full_fp32_need_no_copies() -> None:
     pointwise = _convolution("bf16", (64, 256, 56, 56), (64, 256, 1, 1), (64, 64, 56, 56), 1, 0)
     assert scratch.during(pointwise, H200) == ()
