@@ -19,6 +19,8 @@ MOST_SETS = 32  # of one call: smaller inputs than L2 / 32 are found in the cach
 MOST_TENSORS = 4000  # of one rotation: an optimizer's lists are long, and each tensor takes time to make
 L2_MULTIPLE = 2  # rotating inputs are to exceed the L2 this many times
 
+SUMS = ("addmm", "baddbmm")  # with `out` of the shape that is added to, recorded where something is summed in place
+
 Thunk = Callable[[], Any]
 
 # dtype, device and such arrive as text: the words of TensorSpec, or torch's own ("torch.bfloat16").
@@ -94,6 +96,8 @@ def _thunk(call: Call, pool: RandomPool) -> Thunk:
     if (own := gpu_only.COUNTERPARTS.get(base_name(call))) is not None:
         thunk: Thunk = own(made, pool.device)
         return thunk
+    if base_name(call) in SUMS and call.tensors[0] == dict(call.keywords).get("out"):
+        made["self"] = made["out"]  # a sum goes on where it is
     positional = [made.pop(argument.name) for argument in schema[: len(call.arguments)]]
     return lambda: operator(*positional, **made)
 

@@ -37,11 +37,12 @@ def matmul(variant: str, call: Call) -> Operator:
     if variant == "linear":
         flip_b = 1 - flip_b
     out = call.results[0] if call.results else a
+    given = [value for name, value in call.keywords if name == "out"]  # is written, not read
     _, row_c = _layout(out)
     aligned = [_alignment(row, spec.dtype) for row, spec in ((row_a, a), (row_b, b), (row_c, out))]
     return Operator(
         "matmul", variant, a.dtype, (batch, m, n, k, flip_a, flip_b, *aligned), 2.0 * batch * m * n * k,
-        size(call.tensors), size(call.results) or out.touched_bytes,
+        size(call.tensors) - size(given), size(call.results) or out.touched_bytes,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from planner.call import ITEM_BYTES, Call, TensorSpec
@@ -112,7 +112,7 @@ def integers(value: object, default: tuple[int, ...] = ()) -> tuple[int, ...]:
     return tuple(int(item) for item in value if isinstance(item, int)) if isinstance(value, tuple) else default
 
 
-def size(specs: tuple[TensorSpec, ...]) -> int:
+def size(specs: Iterable[TensorSpec]) -> int:
     """Bytes of these tensors, each touched once."""
     return sum(spec.touched_bytes for spec in specs)
 
