@@ -13,7 +13,7 @@ from planner.report.plan import page
 from planner.search import missing_bytes
 
 TINY: Mapping[str, Any] = {
-    "config": {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000, "n_positions": 512},
+    "config": {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 1000, "n_positions": 512},
     "task": "causal-lm",
 }
 
