@@ -19,8 +19,8 @@ from planner.arguments import models_option, profile_option, spec_argument
 
 if TYPE_CHECKING:
     from planner.answer import Estimate, Plan
-    from planner.ladder import Rung
     from planner.limits import Limit
+    from planner.rung import Rung
     from planner.spec import Spec
 
 YES, NO, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -136,7 +136,7 @@ def fits(spec: str, as_json: bool, profile: str, with_ladder: bool, furthest: st
 
                 rungs = climb(asked, found, profile=profile, progress=progress)
     if isinstance(found, Estimate):
-        _leave(_tell_estimate(found, as_json, rungs))
+        _leave(_tell_estimate(found, as_json, spec, rungs))
     elif isinstance(found, Plan):
         _leave(_tell_plan(found, as_json, every=False))
     else:
@@ -156,7 +156,7 @@ def estimate(spec: str, as_json: bool, profile: str) -> None:
 
         asked = Spec.load(spec)
         found = answer(asked, profile=profile, progress=progress)
-    code = _tell_estimate(found, as_json, [])
+    code = _tell_estimate(found, as_json, spec, [])
     from planner.rank import over_budget
 
     _leave(NO if over_budget(found, asked.budget) else code)
@@ -212,13 +212,13 @@ def _with_nearest(asked: Spec, found: Plan, profile: str, progress: Callable[[st
     return found.model_copy(update={"notes": [note, *found.notes]}) if note else found
 
 
-def _tell_estimate(found: Estimate, as_json: bool, rungs: list[Rung]) -> int:
+def _tell_estimate(found: Estimate, as_json: bool, source: str, rungs: list[Rung]) -> int:
     from planner.report.estimate import page
 
     if as_json:
         click.echo(found.model_dump_json(indent=2))
     else:
-        click.echo(page(found))
+        click.echo(page(found, source))
         if rungs:
             from planner.report.ladder import steps
 

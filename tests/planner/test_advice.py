@@ -15,6 +15,7 @@ from planner.explained import explain
 from planner.explanation import Advice, Explanation, best
 from planner.padding import config_of, padded_vocabulary, padded_widths
 from planner.report.explanation import advice as told
+from planner.report.explanation import page
 from planner.spec import Spec, TrainingSpec
 from tests.planner.test_search import spec
 
@@ -94,13 +95,14 @@ def test_where_nothing_helps_nothing_is_said() -> None:
     assert "nothing that was tried makes it better" in told(nothing)
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_is_told_what_would_make_it_fit() -> None:
-    small = {"gpu": "rtx-3090", "memory_limit": "256 MiB"}
+    small = {"gpu": "rtx-3090", "memory_limit": "256 MiB"}  # as in test_ladder
     found = explain(spec({"micro_batch": 64, "precision": "fp32"}, small))
     assert found.estimate.verdict == "does-not-fit"
     assert found.advice[0].estimate.verdict == "fits"
     assert found.advice[0].saved_bytes > 0
+    assert "It runs out of memory" in page(found)
+    assert told(found).startswith("\nWhat makes it fit: each alone")
 
 
 def test_every_knob_of_the_list_is_one_of_the_spec() -> None:

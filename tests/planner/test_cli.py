@@ -21,6 +21,7 @@ from planner.cli import main, rigplan
 from tests.planner.test_search import spec
 
 Write = Callable[[object], Path]
+LARGE = {"micro_batch": 64, "precision": "fp32"}  # as in test_ladder, so that one climb serves both
 LIGHT_SECONDS = 1.5  # of processor time, which a busy machine does not change by much
 
 
@@ -35,15 +36,17 @@ def test_what_fits_leaves_with_0_and_json_is_the_python_answer(spec_file: Write)
 
 
 def test_what_does_not_fit_leaves_with_1_and_says_what_is_missing(spec_file: Write) -> None:
-    done = run("fits", spec_file(spec({"micro_batch": 64}, {"gpu": "rtx-3090", "memory_limit": "64 MiB"})))
+    done = run("fits", spec_file(spec(LARGE, {"gpu": "rtx-3090", "memory_limit": "256 MiB"})))
     assert done.exit_code == 1
     assert done.stdout.startswith("does-not-fit: ")
     assert "GiB missing" in done.stdout.splitlines()[0]
-    assert "What would help" in done.stdout
+    assert "What makes it fit" in done.stdout
 
 
 def test_the_ladder_can_be_asked_for_where_it_fits(spec_file: Write) -> None:
-    assert "checkpointing: full" in run("fits", spec_file(spec()), "--ladder").stdout
+    text = run("fits", spec_file(spec(LARGE)), "--ladder").stdout
+    assert "What would save memory" in text
+    assert "checkpointing: full" in text
 
 
 def test_a_plan_prints_its_table_and_leaves_with_0(spec_file: Write) -> None:

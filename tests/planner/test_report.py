@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from planner.answer import Plan
-from planner.ladder import Rung
 from planner.rank import pareto, ranked
 from planner.report import estimate as estimate_page
 from planner.report import ladder as ladder_page
 from planner.report import layout, plan
 from planner.report.progress import Progress, bar, reading
+from planner.rung import Rung
 from tests.planner.answers import estimate, excluded
 
 WIDEST = 120
@@ -63,6 +63,20 @@ def test_an_estimate_prints_as_agreed(golden: Path) -> None:
 def test_an_estimate_that_does_not_fit_prints_what_is_missing(golden: Path) -> None:
     found = estimate(used_gib=150.0, verdict="does-not-fit", days=None)
     check(estimate_page.page(found.model_copy(update={"step": None})), golden / "does_not_fit.txt")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"), [("does-not-fit", "It runs out of memory"), ("borderline", "It may run out of memory")]
+)
+def test_time_and_cost_of_what_may_not_fit_come_after_the_word_that_says_so(verdict: str, words: str) -> None:
+    text = estimate_page.page(estimate(used_gib=150.0, verdict=verdict), "my.yaml")
+    warning, step = text.index(f"\n{words}"), text.index("\nStep: ")
+    assert warning < step < text.index("\nRun: ")
+    assert "`rigplan fits my.yaml` shows what makes it fit" in text[warning:step]
+
+
+def test_what_fits_is_told_without_a_warning() -> None:
+    assert "out of memory" not in estimate_page.page(estimate())
 
 
 def test_the_first_line_says_the_verdict_the_room_and_the_range() -> None:
