@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -16,6 +15,7 @@ import click
 from catalog.errors import RigplanError
 from planner import __version__
 from planner.arguments import models_option, profile_option, spec_argument
+from planner.commands import LightGroup
 
 if TYPE_CHECKING:
     from planner.answer import Estimate, Plan
@@ -46,21 +46,8 @@ ELSEWHERE = {
 }
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *ELSEWHERE]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = ELSEWHERE[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(module), name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = {name: command.get_short_help_str(90) for name, command in self.commands.items()}
-        with formatter.section("Commands"):
-            formatter.write_dl(list((own | {name: text for name, (_, text) in ELSEWHERE.items()}).items()))
+class _Commands(LightGroup):
+    elsewhere = ELSEWHERE
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -94,6 +94,20 @@ def test_every_command_has_help_and_calibrate_is_among_them() -> None:
         assert run(command, "--help").exit_code == 0
 
 
+def test_the_help_of_calibrate_tells_every_summary_whole_and_loads_no_torch() -> None:
+    code = (
+        "import sys\nfrom planner.cli import rigplan\n"
+        "rigplan(['calibrate', '--help'], standalone_mode=False)\n"
+        "assert not {'torch', 'scipy', 'numpy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    summaries = done.stdout.partition("Commands:\n")[2]
+    assert "..." not in summaries
+    for command in ("run", "steps", "check", "train", "collectives", "tables"):
+        assert f"  {command} " in summaries
+    assert summaries.count(".\n") == 6
+
+
 def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -185,6 +199,8 @@ def test_models_are_listed_and_searched() -> None:
     assert "pythia-1b" in run("models", "pythia").stdout
     assert json.loads(run("models", "pythia-1b", "--json").stdout)[0]["parameters"] == 1_011_781_632
     assert run("models", "pithya-1b").exit_code == 2
+    (yi,) = [line for line in run("models", "llama").stdout.splitlines() if "yi-34b" in line]
+    assert yi.split()[:2] == ["yi-34b", "llama"]  # the family, which is why it is listed
 
 
 def _children_seconds() -> float:
