@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -141,6 +142,25 @@ def test_the_ladder_prints_as_agreed(golden: Path) -> None:
 @pytest.mark.parametrize(("value", "text"), [(1240.4, "1,240"), (38.16, "38.2"), (0.5678, "0.57"), (9.996, "10.0")])
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert layout.few_digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("days", "cell", "between"),
+    [(38.16, "38.2", "28.6 to 51.5"), (1.5, "36.0 h", "27.0 to 48.6"), (1 / 24, "1.00 h", "0.75 to 1.35")],
+)
+def test_a_length_is_told_in_the_unit_that_reads_best_and_its_range_in_the_same(
+    days: float, cell: str, between: str
+) -> None:
+    assert layout.length(days) == cell
+    assert layout.length_span(days, 0.75 * days, 1.35 * days) == between
+
+
+def test_a_short_run_is_told_in_hours_or_minutes_everywhere() -> None:
+    hour = estimate(days=1 / 24, usd=2.0)
+    text = plan.page(Plan(ranked=[hour, estimate(days=30)], question="the cheapest that finishes in 2 days"))
+    assert ": 1 h (0.75 to 1.35), 2 USD" in text.splitlines()[1]
+    assert re.search(r" 1\.00 h 0\.75-1\.35 ", text)
+    assert "Run: 20 min (15 min to 27 min)" in estimate_page.page(estimate(days=20 / 1440))
 
 
 def test_progress_is_silent_while_it_is_quick_and_plain_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
