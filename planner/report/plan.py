@@ -14,6 +14,7 @@ from planner.report.layout import WIDTH, length, length_span, listed, several, s
 
 SHOWN = 30  # rows of a table before the rest is only counted
 REASON_EXAMPLES = 3
+CENTS_BELOW_USD = 10
 MUCH_FASTER = 2  # times: such a plan is told beside the cheapest, where no one has said how long it may take
 ANY_NUMBER = re.compile(r"\d[\d,.]*")
 
@@ -99,7 +100,8 @@ def _told(item: Estimate) -> str:
 def _cost(run: Run | Campaign, before: str = "", after: str = "") -> str:
     """USD; the programme's units where only they are known; `?` in a table's cell."""
     if run.cost_usd is not None:
-        return f"{before}{run.cost_usd:,.0f}{after}"
+        cents = 2 if run.cost_usd < CENTS_BELOW_USD else 0
+        return f"{before}{run.cost_usd:,.{cents}f}{after}"
     if run.units is not None:
         return f"{before}{run.units:,.0f} {run.unit}"
     return "" if before else "?"

@@ -19,9 +19,12 @@ from torch.autograd.graph import saved_tensors_hooks
 import planner
 from catalog.errors import RigplanError
 from planner.cache import TraceKnobs, Workloads
+from planner.cost import seconds
+from planner.machine import resolve
 from planner.memory import Scratch, replay
-from planner.operators import UNKNOWN, describe
+from planner.operators import FREE, UNKNOWN, describe
 from planner.spec import DataSpec, ModelSpec
+from planner.strategy import HardwareChoice
 from planner.trace import trace
 from planner.workload import CALL, Workload
 from planner.wrappers import fused_scan
@@ -131,6 +134,14 @@ def test_the_flop_of_the_kernels_are_those_of_their_sizes() -> None:
     assert flop["chunk_scan"] == layers * 2 * chunks * heads * CHUNK * size * (states + CHUNK // 2)
     scanned = [describe(call) for call in _traced("mamba", "fused").calls if call.arguments[:1] == ("selective_scan",)]
     assert {operator.flop for operator in scanned} == {9.0 * MICRO_BATCH * LENGTH * 128 * 8}
+
+
+def test_no_gpu_is_said_to_have_been_timed_with_the_kernels() -> None:
+    pricing = resolve(HardwareChoice("h200-sxm", 1)).pricing(tf32=False)
+    calls = _traced("mamba2", "fused").calls
+    words = {call.name: seconds(describe(call), call, pricing).known for call in calls if describe(call).kind != FREE}
+    assert {word for name, word in words.items() if name.startswith("rigplan.scan_")} == {"prior"}
+    assert {word for name, word in words.items() if not name.startswith("rigplan.scan_")} == {"measured"}
 
 
 def test_transformers_has_its_own_functions_back_after_a_trace() -> None:

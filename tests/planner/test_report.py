@@ -158,9 +158,14 @@ def test_a_length_is_told_in_the_unit_that_reads_best_and_its_range_in_the_same(
 def test_a_short_run_is_told_in_hours_or_minutes_everywhere() -> None:
     hour = estimate(days=1 / 24, usd=2.0)
     text = plan.page(Plan(ranked=[hour, estimate(days=30)], question="the cheapest that finishes in 2 days"))
-    assert ": 1 h (0.75 to 1.35), 2 USD" in text.splitlines()[1]
+    assert ": 1 h (0.75 to 1.35), 2.00 USD" in text.splitlines()[1]
     assert re.search(r" 1\.00 h 0\.75-1\.35 ", text)
     assert "Run: 20 min (15 min to 27 min)" in estimate_page.page(estimate(days=20 / 1440))
+
+
+def test_a_run_for_less_than_10_usd_is_told_to_the_cent() -> None:
+    assert ", 0.03 USD" in plan.page(Plan(ranked=[estimate(usd=0.034)]))
+    assert ", 12 USD" in plan.page(Plan(ranked=[estimate(usd=12.4)]))
 
 
 def test_progress_is_silent_while_it_is_quick_and_plain_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
