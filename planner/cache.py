@@ -165,9 +165,10 @@ class Workloads:
         length = self.data.sequence_length
         of_length = f" and length {length}" if length else ""
         how = f"{knobs.precision}, {knobs.attention}{', compiled: a minute or more' if knobs.compile else ''}"
+        wait = ""
         if self.model.scan == "eager" and self._model_type in LOOPS:
-            how += ", token by token: many minutes, where model.scan: fused takes seconds"
-        self.progress(f"tracing {self.title} at micro-batch {micro_batch}{of_length} ({how})")
+            wait = ", token by token, which takes many minutes; with `model.scan: fused` seconds"
+        self.progress(f"tracing {self.title} at micro-batch {micro_batch}{of_length} ({how}){wait}")
         from planner.trace import trace  # torch is needed only now
 
         return trace(self.model, self.data, knobs, micro_batch)

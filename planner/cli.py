@@ -239,3 +239,7 @@ def main() -> None:
 def _show(error: click.ClickException) -> None:
     hint = " (see --help)" if isinstance(error, click.UsageError) else ""
     click.echo(f"rigplan: error: {' '.join(error.format_message().split())}{hint}", err=True)
+
+
+if __name__ == "__main__":
+    main()

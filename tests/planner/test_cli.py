@@ -70,7 +70,7 @@ def test_an_estimate_over_its_budget_leaves_with_1(spec_file: Write) -> None:
 def test_a_limit_is_one_line(spec_file: Write) -> None:
     done = run(
         "fits",
-        spec_file(spec({"micro_batch": 256}, {"gpu": "rtx-3090", "memory_limit": "256 MiB"})),
+        spec_file(spec(LARGE, {"gpu": "rtx-3090", "memory_limit": "256 MiB"})),
         "--max",
         "micro-batch",
     )
@@ -192,7 +192,10 @@ def test_every_spec_and_file_is_completed_as_a_path() -> None:
 
 
 def test_the_version_is_told() -> None:
-    assert run("--version").stdout == f"rigplan, version {planner.__version__}\n"
+    told = f"rigplan, version {planner.__version__}\n"
+    assert run("--version").stdout == told
+    as_module = [sys.executable, "-m", "planner.cli", "--version"]
+    assert subprocess.run(as_module, capture_output=True, text=True, check=True).stdout == told
 
 
 def test_models_are_listed_and_searched() -> None:

@@ -156,7 +156,7 @@ def test_before_a_loop_over_tokens_is_traced_its_wait_is_told(monkeypatch: pytes
     for scan in ("eager", "fused"):
         Workloads(_model("mamba", scan), DataSpec(sequence_length=2), said.append).at(KNOBS, 1)
     slow, quick = [line for line in said if line.startswith("tracing mamba by config")]
-    assert "token by token: many minutes, where model.scan: fused takes seconds" in slow
+    assert "token by token, which takes many minutes; with `model.scan: fused` seconds" in slow
     assert "minutes" not in quick
 
 
