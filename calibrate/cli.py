@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ import click
 
 from calibrate import slurm
 from catalog.errors import RigplanError
+from planner.commands import LightGroup
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -59,24 +59,15 @@ def _telling(command: Command) -> Command:
     return run
 
 
-class _Calibrate(click.Group):
-    """Commands of other files are imported when they are called: --help stays light."""
-
-    elsewhere: ClassVar[dict[str, tuple[str, str]]] = {
-        "train": ("calibrate.cases", "main"),
-        "collectives": ("calibrate.collectives", "main"),
-        "tables": ("calibrate.llm_tables", "main"),
+class _Calibrate(LightGroup):
+    elsewhere: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "train": (
+            "calibrate.cases:main",
+            "Run cases for a few real training steps each, and write a JSON record a line.",
+        ),
+        "collectives": ("calibrate.collectives:main", "Time the collectives of the GPUs at hand into a link profile."),
+        "tables": ("calibrate.llm_tables:main", "Compare predictions with published runs on several GPUs."),
     }
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *self.elsewhere])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.elsewhere:
-            return super().get_command(ctx, cmd_name)
-        module, name = self.elsewhere[cmd_name]
-        found: click.Command = getattr(importlib.import_module(module), name)
-        return found
 
 
 @click.group(cls=_Calibrate)

@@ -67,14 +67,19 @@ def jobs_of(calls: Iterable[Call]) -> list[Job]:
     jobs = []
     for call in dict.fromkeys(calls):
         jobs.append(Job(call))
-        if describe(call, tf32=True) != describe(call):
+        if _rounds(call):
             jobs.append(Job(call, tf32=True))
     return jobs
 
 
 def job_of(call: Call, tf32: bool) -> Job:
     """The job of one call of a trace; TF32 is asked for only where it changes what runs."""
-    return Job(call, tf32 and describe(call, tf32=True) != describe(call))
+    return Job(call, tf32 and _rounds(call))
+
+
+def _rounds(call: Call) -> bool:
+    """Whether TF32 changes what a call runs."""
+    return describe(call, tf32=True).dtype == "tf32"
 
 
 def all_jobs() -> list[Job]:

@@ -29,6 +29,7 @@ class Names:
     noise: frozenset[str]
     same_word: Mapping[str, str]
     chosen: Mapping[str, Match]
+    examples: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = field(default=())
 
     @staticmethod
@@ -41,7 +42,7 @@ class Names:
             words[name] = frozenset(same.get(word, word) for word in map(str, own)) - noise
         spoken = set(noise) | set(same) | {word for group in words.values() for word in group}
         chosen = {str(key): Match(value["name"], value["why"]) for key, value in table["chosen"].items()}
-        return Names(words, noise, same, chosen, tuple(sorted(spoken, key=len, reverse=True)))
+        return Names(words, noise, same, chosen, tuple(table["examples"]), tuple(sorted(spoken, key=len, reverse=True)))
 
     def lookup(self, text: str) -> Match | tuple[str, ...]:
         """The device ``text`` means, or every device it could mean (none when it is unknown)."""
@@ -63,10 +64,19 @@ class Names:
             return found
         if found:
             raise RigplanError(f"{shown(text)} could be {_listed(found)}: write which one.")
-        full = {_squeeze(name): name for name in self.words}
-        short = {"".join(part for part in name.split("-") if part not in _BRANDS): name for name in self.words}
-        hint = did_you_mean(_squeeze(text), full | short)
-        raise RigplanError(f"Unknown accelerator {shown(text)}.{hint or ' `rigplan gpus` lists all.'}")
+        hint = did_you_mean(_squeeze(text), self._spellings())
+        like = f" Names look like {' or '.join(self.examples)}; `rigplan gpus` lists all."
+        raise RigplanError(f"Unknown accelerator {shown(text)}.{hint or like}")
+
+    def _spellings(self) -> dict[str, str]:
+        """What a near miss is compared with: whole names, names without their brand, and models (`h100`), which are
+        themselves the answer where several devices are of that model."""
+        parts = {name: [part for part in name.split("-") if part not in _BRANDS] for name in self.words}
+        models: dict[str, str] = {}
+        for name, (model, *_) in parts.items():
+            models[model] = model if model in models else name
+        short = {"".join(words): name for name, words in parts.items()}
+        return models | short | {_squeeze(name): name for name in self.words}
 
     def _model(self, name: str) -> set[str]:
         """The words of the canonical name itself: "4070 ti" is the 4070 Ti although the 4070 Ti SUPER holds both."""

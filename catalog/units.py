@@ -202,11 +202,18 @@ def seconds(duration_s: float) -> str:
     return _prefixed(duration_s, steps)
 
 
+def day_unit(duration_days: float) -> tuple[float, str]:
+    """The unit in which so many days read best, and how many of it are a day: ``days`` from two days on, ``h`` from an
+    hour on, ``min`` from two minutes on, else ``s``."""
+    lengths = ((2 * DAY_S, DAY_S, "days"), (HOUR_S, HOUR_S, "h"), (2 * MINUTE_S, MINUTE_S, "min"))
+    least = next(((unit_s, name) for from_s, unit_s, name in lengths if duration_days * DAY_S >= from_s), (1.0, "s"))
+    return DAY_S / least[0], least[1]
+
+
 def days(duration_days: float) -> str:
-    """``38.2 days``; below two days in hours."""
-    if duration_days < 2:
-        return f"{_significant(duration_days * DAY_S / HOUR_S, 3)} h"
-    return f"{_significant(duration_days, 3)} days"
+    """``38.2 days``, ``12 h``, ``45 min`` or ``30 s``, whichever reads best."""
+    a_day, name = day_unit(duration_days)
+    return f"{_significant(duration_days * a_day, 3)} {name}"
 
 
 def usd(amount_usd: float) -> str:

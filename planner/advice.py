@@ -333,8 +333,7 @@ def _that_fits(
     from planner.ladder import climb, only
 
     rungs = climb(only(spec, *combination), found, profile=profile, progress=progress)
-    helping = [rung for rung in rungs if rung.saved_bytes > 0 or rung.estimate.verdict != found.verdict]
-    helping.sort(key=lambda rung: (rung.estimate.verdict == "does-not-fit", -rung.saved_bytes))
+    rungs.sort(key=lambda rung: (not rung.fits, 0 if rung.fits else -rung.saved_bytes))  # of what fits the free first
     return [
         Advice(
             change=rung.change,
@@ -345,7 +344,7 @@ def _that_fits(
             saved_bytes=rung.saved_bytes,
             estimate=rung.estimate,
         )
-        for rung in helping
+        for rung in rungs
     ]
 
 

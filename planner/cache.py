@@ -161,13 +161,14 @@ class Workloads:
         return replace(knobs, mesh=replace(knobs.mesh, sharding=zero.sharding_of(count)))
 
     def _trace(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
-        libraries.load(self.progress, models=self.model.module is None)
+        libraries.load(self.progress, models=self.model.module is None, adapters=self.model.lora is not None)
         length = self.data.sequence_length
         of_length = f" and length {length}" if length else ""
         how = f"{knobs.precision}, {knobs.attention}{', compiled: a minute or more' if knobs.compile else ''}"
+        wait = ""
         if self.model.scan == "eager" and self._model_type in LOOPS:
-            how += ", token by token: many minutes, where model.scan: fused takes seconds"
-        self.progress(f"tracing {self.title} at micro-batch {micro_batch}{of_length} ({how})")
+            wait = ", token by token, which takes many minutes; with `model.scan: fused` seconds"
+        self.progress(f"tracing {self.title} at micro-batch {micro_batch}{of_length} ({how}){wait}")
         from planner.trace import trace  # torch is needed only now
 
         return trace(self.model, self.data, knobs, micro_batch)
@@ -179,7 +180,7 @@ class Workloads:
             "data": self.data.model_dump(mode="json"),
             "knobs": asdict(knobs),
             "micro_batch": micro_batch,
-            "made_by": made_by(),
+            "made_by": made_by(self.model),
         }
         name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
         return folder() / f"{name}.npz"
@@ -248,14 +249,19 @@ def load(path: Path) -> Workload | None:
         return None
 
 
+def made_by(model: ModelSpec) -> dict[str, str]:
+    """What a trace of a model is made by: the tracing code, as a hash, and the versions of the libraries."""
+    used = ("torch", "transformers", *(("peft",) if model.lora is not None else ()))
+    return {"code": _code(), **{name: _version(name) for name in used}}
+
+
 @cache
-def made_by() -> dict[str, str]:
-    """What a trace was made by: the tracing code, as a hash, and the versions of the libraries."""
+def _code() -> str:
     here = Path(__file__).parent
-    code = hashlib.sha256(b"".join((here / name).read_bytes() for name in TRACING)).hexdigest()
-    return {"code": code, **{name: _version(name) for name in ("torch", "transformers", "peft")}}
+    return hashlib.sha256(b"".join((here / name).read_bytes() for name in TRACING)).hexdigest()
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return version(name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -16,11 +15,12 @@ import click
 from catalog.errors import RigplanError
 from planner import __version__
 from planner.arguments import models_option, profile_option, spec_argument
+from planner.commands import LightGroup
 
 if TYPE_CHECKING:
     from planner.answer import Estimate, Plan
-    from planner.ladder import Rung
     from planner.limits import Limit
+    from planner.rung import Rung
     from planner.spec import Spec
 
 YES, NO, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -46,21 +46,8 @@ ELSEWHERE = {
 }
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *ELSEWHERE]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = ELSEWHERE[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(module), name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = {name: command.get_short_help_str(90) for name, command in self.commands.items()}
-        with formatter.section("Commands"):
-            formatter.write_dl(list((own | {name: text for name, (_, text) in ELSEWHERE.items()}).items()))
+class _Commands(LightGroup):
+    elsewhere = ELSEWHERE
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -136,7 +123,7 @@ def fits(spec: str, as_json: bool, profile: str, with_ladder: bool, furthest: st
 
                 rungs = climb(asked, found, profile=profile, progress=progress)
     if isinstance(found, Estimate):
-        _leave(_tell_estimate(found, as_json, rungs))
+        _leave(_tell_estimate(found, as_json, spec, rungs))
     elif isinstance(found, Plan):
         _leave(_tell_plan(found, as_json, every=False))
     else:
@@ -156,7 +143,7 @@ def estimate(spec: str, as_json: bool, profile: str) -> None:
 
         asked = Spec.load(spec)
         found = answer(asked, profile=profile, progress=progress)
-    code = _tell_estimate(found, as_json, [])
+    code = _tell_estimate(found, as_json, spec, [])
     from planner.rank import over_budget
 
     _leave(NO if over_budget(found, asked.budget) else code)
@@ -212,13 +199,13 @@ def _with_nearest(asked: Spec, found: Plan, profile: str, progress: Callable[[st
     return found.model_copy(update={"notes": [note, *found.notes]}) if note else found
 
 
-def _tell_estimate(found: Estimate, as_json: bool, rungs: list[Rung]) -> int:
+def _tell_estimate(found: Estimate, as_json: bool, source: str, rungs: list[Rung]) -> int:
     from planner.report.estimate import page
 
     if as_json:
         click.echo(found.model_dump_json(indent=2))
     else:
-        click.echo(page(found))
+        click.echo(page(found, source))
         if rungs:
             from planner.report.ladder import steps
 
@@ -252,3 +239,7 @@ def main() -> None:
 def _show(error: click.ClickException) -> None:
     hint = " (see --help)" if isinstance(error, click.UsageError) else ""
     click.echo(f"rigplan: error: {' '.join(error.format_message().split())}{hint}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -54,6 +54,9 @@ An operator costs at least what it would with a half, a quarter, ... of each gro
 
 RISING = 1.0 + 1e-5
 """Each doubling makes an operator at least this much dearer, so that rounding cannot turn the order of two prices."""
+
+NEVER_TIMED = ("rigplan.scan_",)
+"""Calls of kernels that nobody has timed on any device: the curve that they are read off is of others like them."""
 
 UNKNOWN_KIND = "pointwise"
 """Operators that nothing is known about are priced like streams of their bytes."""
@@ -120,7 +123,8 @@ def seconds(operator: Operator, call: Call | None, machine: Pricing) -> Cost:
             return Cost(point, min(point, floor_seconds(operator, machine)), "measured")
     if operator not in machine._costs:
         price((operator,), machine)
-    return machine._costs[operator]
+    found = machine._costs[operator]
+    return replace(found, known="prior") if call is not None and call.name.startswith(NEVER_TIMED) else found
 
 
 def price(operators: Iterable[Operator], machine: Pricing) -> None:

@@ -34,7 +34,7 @@ def explain(spec: str, rank: int, every: bool, quick: bool, as_json: bool, profi
     if as_json:
         click.echo(found.model_dump_json(indent=2))
     else:
-        click.echo(page(found, width=columns(), every=every))
+        click.echo(page(found, spec, width=columns(), every=every))
     if not as_json and not quick:  # what is known is told before what takes a trace for each change
         with Progress(first="what would help") as progress:
             found = advised(asked, found, profile=profile, progress=progress)

@@ -39,7 +39,7 @@ class Kept:
             "contents": contents(spec.model),
             "data": spec.data.model_dump(mode="json"),
             "profile": _text(profile),
-            "made_by": made_by(),
+            "made_by": made_by(spec.model),
             "program": _program(),
         }
         self.path = folder() / f"answers-{_digest(asked)}.sqlite"

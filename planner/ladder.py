@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from catalog import price, store
-from catalog.errors import RigplanError
+from catalog import store
 from planner.answer import Estimate, Plan
+from planner.ladder_beyond import on_another_card, on_more_cards, with_adapters
 from planner.question import How
+from planner.rung import MEMORY, Asked, Rung
 from planner.search import Progress, outcomes
-from planner.spec import LoraSpec, ModelSpec, Spec
-from planner.strategy import HardwareChoice, Strategy, batch_plan, choices, impossible
-
-MEMORY = How(timed=False, whole=True)
-LORA = LoraSpec(r=16, alpha=32, target_modules=("all-linear",))
-MORE_CARDS = (2, 4, 8)
-QLORA = LORA.model_copy(update={"quantize": "nf4"})
-
-
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """One change, written as the spec has it; what it costs in words; the estimate with it and the bytes it saves."""
-
-    change: str
-    price: str
-    estimate: Estimate
-    saved_bytes: int
+from planner.spec import Spec
+from planner.strategy import HardwareChoice, Strategy, choices
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
+    """Knobs to set where `when` holds. Steps that go `together` are combined where none of them is enough alone."""
+
     price: str
     fields: Mapping[str, Any]
     when: Callable[[Strategy, HardwareChoice], bool] = lambda _strategy, _choice: True
+    together: bool = True
 
 
 # In order of what they cost. A rung that the estimate cannot answer is left out.
 STEPS: tuple[_Step, ...] = (
-    _Step("nothing", {"allocator": "expandable"}),
+    _Step("nothing", {"allocator": "expandable"}, lambda strategy, _: strategy.allocator != "expandable"),
     _Step("nothing", {"attention": "sdpa"}, lambda strategy, _: strategy.attention == "eager"),
     _Step(
         "smaller kernels; the step trains the same",
         {"micro_batch": None},
         lambda strategy, _: strategy.micro_batch != 1,
     ),
-    _Step("some recompute", {"checkpointing": "selective"}, lambda strategy, _: strategy.checkpointing == "none"),
+    _Step(
+        "some recompute",
+        {"checkpointing": "selective"},
+        lambda strategy, _: strategy.checkpointing == "none",
+        together=False,  # as full is
+    ),
     _Step("a second forward", {"checkpointing": "full"}, lambda strategy, _: strategy.checkpointing != "full"),
     _Step(
         "a kernel of Liger's, and the head in chunks",
@@ -58,45 +52,63 @@ STEPS: tuple[_Step, ...] = (
     ),
     _Step("states in 8 bits", {"optimizer": "adamw-8bit"}, lambda strategy, _: strategy.optimizer in ("adamw", "adam")),
     _Step(
-        "communication", {"sharding": "fsdp"}, lambda strategy, choice: strategy.sharding == "none" and choice.count > 1
+        "communication",
+        {"sharding": "fsdp"},
+        lambda strategy, choice: strategy.sharding == "none" and choice.count > 1,
+        together=False,
     ),
     _Step(
-        "transfers to the host", {"sharding": "fsdp", "offload": "all"}, lambda strategy, _: strategy.offload == "none"
+        "transfers to the host",
+        {"sharding": "fsdp", "offload": "all"},
+        lambda strategy, _: strategy.offload == "none",
+        together=False,
     ),
     _Step("no fp32 master weights", {"precision": "bf16"}, lambda strategy, _: strategy.precision != "bf16"),
 )
-# Taken together where no single one is enough; all train what the spec trains.
-TOGETHER = {
-    "micro_batch": None,
-    "checkpointing": "full",
-    "loss": "fused-linear",  # of the models that can
-    "optimizer": "adamw-8bit",
-    "allocator": "expandable",
-}
 
 
 def climb(spec: Spec, found: Estimate, *, profile: str = "", progress: Progress | None = None) -> list[Rung]:
-    """The rungs for an estimate of a spec that leaves one combination, in order of cost."""
-    strategy, choice = next(iter(choices(spec)))
-    batches = found.strategy
-    strategy = replace(
-        strategy, micro_batch=batches.micro_batch, accumulation=batches.accumulation, global_batch=batches.global_batch
-    )
+    """The rungs for an estimate of a spec that leaves one combination, in order of cost: those that save memory, or
+    are enough without. Where no step of the combination itself is, as few of them together as are."""
+    asked = Asked.of(spec, found, profile, progress)
     if progress is not None:
         progress("what would save memory")
-    wanted = [(step.price, step.fields) for step in STEPS if step.when(strategy, choice)]
-    rungs = _worked_out(spec, found, strategy, choice, wanted, profile, progress)
-    if not any(rung.estimate.verdict == "fits" for rung in rungs):
-        together = {key: value for key, value in TOGETHER.items() if getattr(strategy, key) != value}
-        if strategy.optimizer not in ("adamw", "adam"):
-            together.pop("optimizer", None)
-        if not any(rung.estimate.strategy.loss == "fused-linear" for rung in rungs):
-            together.pop("loss", None)
-        rungs += _worked_out(spec, found, strategy, choice, [("all of these", together)], profile, progress)
-    rungs += _with_lora(spec, found, strategy, choice, profile, progress)
-    rungs += _on_more_cards(spec, found, strategy, choice, profile, progress)
-    rungs += _on_another_card(spec, found, strategy, choice, profile, progress)
-    return rungs
+    steps = [step for step in STEPS if step.when(asked.strategy, asked.choice)]
+    alone = _worked_out(asked, [[step] for step in steps])
+    singles = [(step, rung) for step, rung in zip(steps, alone, strict=True) if rung is not None]
+    rungs = [rung for _, rung in singles]
+    joined = [(step, rung) for step, rung in singles if step.together]
+    if found.verdict != "fits" and len(joined) > 1 and not any(rung.fits for _, rung in joined):
+        rungs += _joined(asked, joined)
+    rungs += [*with_adapters(asked), *on_more_cards(asked), *on_another_card(asked)]
+    return [rung for rung in rungs if rung.helps(found)]
+
+
+def _joined(asked: Asked, singles: Sequence[tuple[_Step, Rung]]) -> list[Rung]:
+    """As few steps together as fit, from the free to the dear; all of them where that is not enough either.
+
+    One step more never takes more memory, so the shortest part of the list that fits is found by halving; of that,
+    what saves nothing alone is left out where the rest is enough, and so is a micro-batch that need not be smaller.
+    """
+    steps = [step for step, _ in singles]
+    (best,) = _worked_out(asked, [steps])
+    if best is None or not best.fits:
+        return [] if best is None else [best]
+    low, high = 1, len(steps)
+    while low + 1 < high:
+        middle = (low + high) // 2
+        (rung,) = _worked_out(asked, [steps[:middle]])
+        low, high, best = (low, middle, rung) if rung is not None and rung.fits else (middle, high, best)
+    smaller = (best.estimate.strategy.micro_batch or 1) < (asked.strategy.micro_batch or 1)
+    needed = [
+        step
+        for step, rung in singles[:high]
+        if rung.helps(asked.found) and (smaller or "micro_batch" not in step.fields)
+    ]
+    if 1 < len(needed) < high:
+        (rung,) = _worked_out(asked, [needed])
+        best = rung if rung is not None and rung.fits else best
+    return [best]
 
 
 def nearest(spec: Spec, found: Plan, *, profile: str = "", progress: Progress | None = None) -> str | None:
@@ -119,130 +131,37 @@ def nearest(spec: Spec, found: Plan, *, profile: str = "", progress: Progress | 
     if isinstance(whole, str):
         return None
     rungs = climb(only(spec, strategy, choice), whole, profile=profile, progress=progress)
-    rung = next((rung for rung in rungs if rung.estimate.verdict == "fits"), None)
+    rung = next((rung for rung in rungs if rung.fits), None)
     return None if rung is None else f"nearest plan that fits: {name(rung.estimate)} (set {rung.change})"
 
 
-def _worked_out(
-    spec: Spec,
-    found: Estimate,
-    strategy: Strategy,
-    choice: HardwareChoice,
-    wanted: list[tuple[str, Mapping[str, Any]]],
-    profile: str,
-    progress: Progress | None,
-) -> list[Rung]:
-    changed = [_changed(strategy, fields) for _, fields in wanted]
-    answers = _tried(spec, [(item, choice) for item in changed], profile, progress)
-    rungs = []
-    for (cost, fields), answer in zip(wanted, answers, strict=True):
-        if answer is not None:
-            words = {**fields, **({"micro_batch": answer.strategy.micro_batch} if "micro_batch" in fields else {})}
-            change = ", ".join(f"{key}: {value}" for key, value in words.items())
-            rungs.append(_rung(change, cost, answer, found))
+def _worked_out(asked: Asked, wanted: Sequence[Sequence[_Step]]) -> list[Rung | None]:
+    """A rung for each group of steps taken together; None where it cannot be answered."""
+    together = [{name: value for step in steps for name, value in step.fields.items()} for steps in wanted]
+    answers = asked.tried([(_changed(asked.strategy, fields), asked.choice) for fields in together])
+    rungs: list[Rung | None] = []
+    for steps, fields, answer in zip(wanted, together, answers, strict=True):
+        if answer is None:
+            rungs.append(None)
+            continue
+        words = {**fields, **({"micro_batch": answer.strategy.micro_batch} if "micro_batch" in fields else {})}
+        change = ", ".join(f"{key}: {value}" for key, value in words.items())
+        rungs.append(asked.rung(change, _price(steps), answer))
     return rungs
+
+
+def _price(steps: Sequence[_Step]) -> str:
+    """What steps cost together, in short."""
+    if len(steps) == 1:
+        return steps[0].price
+    words = dict.fromkeys(step.price.partition(";")[0] for step in steps if step.price != "nothing")
+    return "; ".join(words) or "nothing"
 
 
 def _changed(strategy: Strategy, fields: Mapping[str, Any]) -> Strategy:
     """With a micro-batch to be searched the accumulation follows, so that the global batch stays."""
     follows: dict[str, Any] = {"accumulation": None} if "micro_batch" in fields else {}
     return replace(strategy, **fields, **follows)
-
-
-def _tried(
-    spec: Spec, combinations: list[tuple[Strategy, HardwareChoice]], profile: str, progress: Progress | None
-) -> list[Estimate | None]:
-    """An estimate of each that can be answered: a model that cannot be traced so has no such rung."""
-    try:
-        answers = outcomes(spec, combinations, MEMORY, profile=profile, progress=progress, what="changes")
-    except RigplanError:
-        return [None] * len(combinations)
-    return [None if isinstance(answer, str) else answer for answer in answers]
-
-
-def _with_lora(
-    spec: Spec, found: Estimate, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
-) -> list[Rung]:
-    """Adapters on weights as they are, in bf16 and in 4 bits, and the last with blocks computed again where that alone
-    is not enough; a spec's own adapter is kept."""
-    own = spec.model.lora
-    whole, packed = (LORA, QLORA) if own is None else (own, own.model_copy(update={"quantize": "nf4"}))
-    offers: list[tuple[str, LoraSpec, dict[str, Any]]] = []
-    if own is None:
-        offers.append(("adapters alone are trained", LORA, {}))
-    if whole.quantize is None:
-        if own is None and strategy.precision != "bf16":  # with an adapter of its own, precision is a rung above
-            offers.append(("adapters on weights in bf16", LORA, {"precision": "bf16"}))
-        offers.append(("adapters on weights rounded to 4 bits", packed, {}))
-        if strategy.checkpointing != "full":
-            offers.append(("that, and a second forward", packed, {"checkpointing": "full"}))
-    rungs: list[Rung] = []
-    for cost, lora, knobs in offers:
-        if "checkpointing" in knobs and rungs and rungs[-1].estimate.verdict == "fits":
-            continue  # 4 bits alone are enough
-        model: ModelSpec = spec.model.model_copy(update={"lora": lora})
-        asked = spec.model_copy(update={"model": model})
-        tried = _tried(asked, [(replace(strategy, **knobs), choice)], profile, progress)
-        change = ", ".join([_told(lora), *(f"{key}: {value}" for key, value in knobs.items())])
-        rungs += [_rung(change, cost, answer, found) for answer in tried if answer is not None]
-    return rungs
-
-
-def _on_more_cards(
-    spec: Spec, found: Estimate, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
-) -> list[Rung]:
-    """The fewest cards of this kind, up to a node of 8, that hold everything split; each sees samples of its own, of
-    the global batch that the spec gives where that divides."""
-    if choice.count > 1 or strategy.sharding != "none":
-        return []
-    split = sum(found.memory.by_category.get(name, 0) for name in ("weights", "gradients", "optimizer", "temporary"))
-    rest = found.memory.device_bytes - split
-    sharded = replace(strategy, sharding="fsdp", global_batch=None)
-    whole = replace(sharded, global_batch=strategy.global_batch, accumulation=None)
-    for count in MORE_CARDS:
-        if rest + split / count > found.memory.usable_bytes and count < MORE_CARDS[-1]:
-            continue  # clearly not enough
-        many = replace(choice, count=count)
-        divides = strategy.global_batch is not None and not isinstance(batch_plan(whole, many), str)
-        (answer,) = _tried(spec, [(whole if divides else sharded, many)], profile, progress)
-        if answer is not None and (answer.verdict == "fits" or count == MORE_CARDS[-1]):
-            batch = answer.strategy.global_batch
-            return [
-                _rung(f"count: {count}, sharding: fsdp", f"{count} cards; the global batch is {batch}", answer, found)
-            ]
-    return []
-
-
-def _told(lora: LoraSpec) -> str:
-    packed = "" if lora.quantize is None else f", quantize: {lora.quantize}"
-    targets = ", ".join(lora.target_modules)
-    return f"model.lora: {{r: {lora.r}, alpha: {lora.alpha}, target_modules: [{targets}]{packed}}}"
-
-
-def _on_another_card(
-    spec: Spec, found: Estimate, strategy: Strategy, choice: HardwareChoice, profile: str, progress: Progress | None
-) -> list[Rung]:
-    """The cheapest card with a price that has room for the whole range as it is."""
-    if profile:
-        return []
-    wanted = max(found.memory.high_bytes, found.memory.usable_bytes + 1)
-    able = []
-    for card in store.accelerators():
-        offer = price.default_offer(card.name)
-        plain = HardwareChoice(card.name, choice.count)
-        if offer is None or offer.usd_per_gpu_hour is None or card.usable_memory_bytes < wanted:
-            continue
-        if card.vendor == "NVIDIA" and impossible(strategy, plain, card) is None:
-            able.append((offer.usd_per_gpu_hour, card.name, plain))
-    for usd, name, plain in sorted(able, key=lambda item: item[:2])[:1]:
-        tried = _tried(spec, [(strategy, plain)], profile, progress)
-        return [_rung(f"gpu: {name}", f"{usd:.2f} USD an hour each", answer, found) for answer in tried if answer]
-    return []
-
-
-def _rung(change: str, cost: str, answer: Estimate, found: Estimate) -> Rung:
-    saved = found.memory.peak_reserved_bytes - answer.memory.peak_reserved_bytes
-    return Rung(change, cost, answer, saved)
 
 
 def _overrun(item: Estimate, usd: float | None, days: float | None) -> float:

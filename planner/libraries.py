@@ -9,6 +9,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
+
+from catalog.errors import RigplanError
 
 # What every trace imports, and every trace of a transformers model.
 TRACING = ("planner.trace",)
@@ -17,17 +20,26 @@ MODELS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto
 NAMES = r"(torch|transformers|peft|accelerate)(\.|$)"
 
 
-def load(progress: Callable[[str], None], *, models: bool) -> None:
+def load(progress: Callable[[str], None], *, models: bool, adapters: bool = False) -> None:
     """Import what a trace needs, with transformers' `models` or without; `progress` hears of it where that takes time.
+    Raises RigplanError, before anything is imported, where `adapters` need what is not installed.
 
     The garbage collector rests meanwhile: what an import makes is no garbage, and looking costs a fifth of the time.
     """
+    if adapters:
+        require_peft()
     missing = [name for name in (*TRACING, *(MODELS if models else ())) if name not in sys.modules]
     if missing:
         progress("loading torch and transformers" if models else "loading torch")
     with collector_at_rest(), warnings_off():
         for name in missing:
             import_module(name)
+
+
+def require_peft() -> None:
+    """Raise RigplanError where peft, an extra, is not installed."""
+    if find_spec("peft") is None:
+        raise RigplanError("model.lora needs peft, which is not installed; pip install peft")
 
 
 @contextmanager

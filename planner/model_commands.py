@@ -26,7 +26,7 @@ def models(word: str | None, as_json: bool) -> None:
         return
     from planner.report.layout import several, table
 
-    rows = [[item.name, item.task, count(item.parameters), item.hub] for item in found]
-    click.echo(table(rows, ["name", "task", "parameters", "hub id"], "llrl"))
+    rows = [[item.name, item.family, item.task, count(item.parameters), item.hub] for item in found]
+    click.echo(table(rows, ["name", "family", "task", "parameters", "hub id"], "lllrl"))
     others = "Any other: model.config (a transformers config) or model.module (a factory)."
     click.echo(f"\n{several(len(rows), 'model')}. {others}")

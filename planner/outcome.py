@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from catalog.overheads import overheads
-from catalog.units import gib
+from catalog.units import gib, seconds
 from planner import machine as machines
 from planner.answer import Estimate
 from planner.cache import ANCHORS, TraceKnobs, Workloads
@@ -55,8 +55,7 @@ class Outcomes:
         if not how.timed:
             note = f"micro_batch auto: {found} is the largest that fits"
             return self._evaluated(strategy, machine, found, self.workloads.searched(knobs, found), how.timed, note)
-        best = self._fastest(strategy, machine, knobs, [size for size in sizes if size <= found])
-        note = f"micro_batch auto: {best} is the fastest of those tried; {found} is the largest that fits"
+        best, note = self._fastest(strategy, machine, knobs, [size for size in sizes if size <= found])
         return self._evaluated(strategy, machine, best, self.workloads.searched(knobs, best), how.timed, note)
 
     def _settled(self, strategy: Strategy, machine: Machine, micro_batch: int, how: How) -> Estimate | str:
@@ -71,7 +70,7 @@ class Outcomes:
         plain, knobs = knobs_of(eager, machine), knobs_of(strategy, machine)
         best = self._largest(eager, machine, plain, sizes)
         if best is not None and how.timed:
-            best = self._fastest(eager, machine, plain, [size for size in sizes if size <= best])
+            best, _ = self._fastest(eager, machine, plain, [size for size in sizes if size <= best])
         smaller = sorted((size for size in sizes if size.bit_count() == 1 and size < (best or 0)), reverse=True)
         for size in (best or sizes[0], *smaller):
             workload = self.workloads.at(knobs, size)
@@ -130,11 +129,22 @@ class Outcomes:
             self._predictions[key] = affine(points[0], points[1])
         return self._predictions[key]
 
-    def _fastest(self, strategy: Strategy, machine: Machine, knobs: TraceKnobs, sizes: Sequence[int]) -> int:
-        """Of the largest that fits and the next power of two below, the one with the least seconds a sample."""
+    def _fastest(
+        self, strategy: Strategy, machine: Machine, knobs: TraceKnobs, sizes: Sequence[int]
+    ) -> tuple[int, str]:
+        """Of the largest that fits and the next power of two below, the one with the least seconds a sample; and what
+        was compared, in words."""
         top = sizes[-1]
         below = max((size for size in sizes if size < top and size.bit_count() == 1), default=top)
-        return min(sorted({below, top}), key=lambda size: self._seconds_a_sample(strategy, machine, knobs, size))
+        if below == top:
+            return top, f"micro_batch auto: {top} is the largest that fits"
+        took = {size: self._seconds_a_sample(strategy, machine, knobs, size) for size in (below, top)}
+        first, second = sorted(took, key=lambda size: took[size])
+        told = {size: f"{size}{', the largest that fits,' if size == top else ''}" for size in took}
+        return first, (
+            f"micro_batch auto: {told[first]} takes {seconds(took[first])} a sample, {told[second]} takes "
+            f"{seconds(took[second])}"
+        )
 
     def _seconds_a_sample(self, strategy: Strategy, machine: Machine, knobs: TraceKnobs, size: int) -> float:
         workload = of_rank(self.workloads.searched(knobs, size), strategy, machine)
@@ -142,15 +152,15 @@ class Outcomes:
         pricing = machine.pricing(tf32=strategy.precision == "tf32")
         transfer = call_seconds(workload, strategy, machine)
 
-        def seconds(rounds: int) -> float:
+        def step_s(rounds: int) -> float:
             return step_time(
                 workload, pricing, accumulation=rounds, transfer=transfer, sm_share=sm_share(machine)
             ).seconds
 
         if batches.accumulation <= SOME:
-            return seconds(batches.accumulation) / batches.global_batch
-        steady = (seconds(SOME) - seconds(FEW)) / (SOME - FEW)
-        return (seconds(FEW) + steady * (batches.accumulation - FEW)) / batches.global_batch
+            return step_s(batches.accumulation) / batches.global_batch
+        steady = (step_s(SOME) - step_s(FEW)) / (SOME - FEW)
+        return (step_s(FEW) + steady * (batches.accumulation - FEW)) / batches.global_batch
 
     def _too_large(self, strategy: Strategy, machine: Machine, knobs: TraceKnobs, smallest: int) -> str:
         needed = self._predicted(strategy, machine, knobs)(smallest) + machine.context_bytes[1]

@@ -50,13 +50,18 @@ def over_budget(estimate: Estimate, budget: BudgetSpec | None) -> str | None:
     said, most_days = [], budget.most_days
     if most_days is not None and run.days > most_days:
         until = f" until {budget.deadline}" if budget.deadline is not None and most_days != budget.days else ""
-        limit = f"{most_days:g} day{'' if most_days == 1 else 's'}"
+        limit = _limit(most_days)
         said.append(f"{days(run.days)} is over the {limit}{until} by {days(run.days - most_days)}")
     if budget.usd is not None and run.cost_usd is None:
         said.append(f"its cost is not known, so it cannot be held to {usd(budget.usd)}")
     elif budget.usd is not None and run.cost_usd is not None and run.cost_usd > budget.usd:
         said.append(f"{usd(run.cost_usd)} is over the {usd(budget.usd)} by {usd(run.cost_usd - budget.usd)}")
     return f"over budget: {' and '.join(said)}" if said else None
+
+
+def _limit(most_days: float) -> str:
+    """A limit of time as it was most likely written: whole days as days, else as lengths are."""
+    return f"{most_days:g} day{'' if most_days == 1 else 's'}" if most_days == int(most_days) else days(most_days)
 
 
 def question(spec: Spec) -> str:
@@ -72,10 +77,9 @@ def question(spec: Spec) -> str:
     if budget is None:
         return first
     if spec.objective == "amount":
-        limits = [f"{usd(budget.usd)}" if budget.usd else "", f"{budget.most_days:g} days" if budget.most_days else ""]
+        limits = [f"{usd(budget.usd)}" if budget.usd else "", _limit(budget.most_days) if budget.most_days else ""]
         return f"{first} for {' and '.join(filter(None, limits))}"
-    several = "" if budget.most_days == 1 else "s"
-    days_said = f"that finishes in {budget.most_days:g} day{several}" if budget.most_days is not None else ""
+    days_said = f"that finishes in {_limit(budget.most_days)}" if budget.most_days is not None else ""
     usd_said = f"under {usd(budget.usd)}" if budget.usd is not None else ""
     return " ".join(filter(None, (first, days_said, "and" if days_said and usd_said else "", usd_said)))
 

@@ -74,7 +74,7 @@ def plan(source: Source, *, profile: str = "", progress: Progress | None = None,
     excluded: list[Excluded] = []
     for one in by_model(spec):
         model = one.model.name if spec.models else None
-        for (strategy, choice), outcome in _answers(one, profile, progress, timed):
+        for (strategy, choice), outcome in _answers(one, profile, naming(progress, model), timed):
             if isinstance(outcome, str):
                 used, machine, reason = StrategyUsed.of(strategy), HardwareUsed.of(choice), outcome
             elif (over := _refused(one, outcome)) is not None:
@@ -92,11 +92,16 @@ def plan(source: Source, *, profile: str = "", progress: Progress | None = None,
         ranked=best,
         excluded=excluded,
         pareto=pareto(best),
-        assumptions=_each_once(item.assumptions for item in best),
+        assumptions=_counts_together(_each_once(item.assumptions for item in best)),
         unmodelled=_each_once(item.unmodelled for item in best),
-        notes=[*_unpriced(best), *old_prices(best)],
+        notes=[*_batch(best), *_unpriced(best), *old_prices(best)],
         question=question(spec),
     )
+
+
+def naming(progress: Progress | None, model: str | None) -> Progress | None:
+    """Progress that names the model that it is about, where several are compared."""
+    return progress if progress is None or model is None else lambda text: progress(f"{model}: {text}")
 
 
 def _answers(
@@ -106,7 +111,7 @@ def _answers(
     how = How(timed, read_off=len(spec.training.micro_batch) > MOST_TRACED)
     asked = set(combinations)
     if progress is not None:
-        progress(f"looking up what is known of {len(combinations)} combinations")
+        progress(f"looking up what is known of {len(combinations)} combination{'s' * (len(combinations) > 1)}")
     found = outcomes(spec, combinations, how, profile=profile, progress=progress)
     for (strategy, choice), outcome in zip(combinations, found, strict=True):
         plain = same_without_sharding(strategy, choice)
@@ -177,8 +182,26 @@ def _unpriced(best: Sequence[Estimate]) -> list[str]:
     return [f"ranked by time after the priced ones: {reason}" for reason in dict.fromkeys(reasons) if reason]
 
 
+def _batch(best: Sequence[Estimate]) -> list[str]:
+    """How the micro-batch of the first was found, where it was searched."""
+    return [f"of the first, {note}" for item in best[:1] for note in item.notes if note.startswith("micro_batch auto")]
+
+
+def _counts_together(lines: Sequence[str]) -> list[str]:
+    """Lines that are the same for several numbers of GPUs as one: ``2, 4 and 8 GPUs joined as in dgx-h100``."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        number, _, rest = line.partition(" GPUs ")
+        found.setdefault(f"GPUs {rest}" if rest and number.isdigit() else line, []).append(number)
+    return [f"{_and(each)} {key}" if key.startswith("GPUs ") else key for key, each in found.items()]
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 def _each_once(groups: Any) -> list[str]:
     return list(dict.fromkeys(text for group in groups for text in group))
 
 
-__all__ = ["estimate", "fits", "missing", "missing_bytes", "outcomes", "plan"]
+__all__ = ["estimate", "fits", "missing", "missing_bytes", "naming", "outcomes", "plan"]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from planner import machine as machines
 from planner.answer import Estimate, HardwareUsed, Plan, Stages
 from planner.question import Combination, How, by_model
-from planner.search import Progress, missing, outcomes
+from planner.search import Progress, missing, naming, outcomes
 from planner.spec import Spec
 from planner.strategy import FUSED, HardwareChoice, Strategy, choices
 
@@ -56,7 +56,8 @@ def staged(spec: Spec, found: Plan, *, profile: str = "", progress: Progress | N
     return [
         stages
         for one in by_model(spec)
-        for stages in _of_model(one, found, one.model.name if spec.models else None, profile, progress)
+        for model in [one.model.name if spec.models else None]
+        for stages in _of_model(one, found, model, profile, naming(progress, model))
     ]
 
 

@@ -66,7 +66,8 @@ def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Com
 def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress, what: str) -> Iterator[Answered]:
     total, done = sum(len(job[1]) for job in jobs), 0
     compiled = sum(strategy.compile for job in jobs for strategy, _ in job[1])
-    with forked(workers, progress, models=jobs[0][0].model.module is None) as pool:
+    model = jobs[0][0].model
+    with forked(workers, progress, models=model.module is None, adapters=model.lora is not None) as pool:
         progress(f"tracing {len(jobs)} variants of the model for {total} {what}, {workers} at a time")
         for answered in pool.imap_unordered(_job, jobs):
             done += len(answered)
@@ -76,9 +77,9 @@ def _in_parallel(jobs: Sequence[Job], workers: int, progress: Progress, what: st
             yield from answered
 
 
-def forked(workers: int, progress: Progress, *, models: bool) -> Pool:
+def forked(workers: int, progress: Progress, *, models: bool, adapters: bool = False) -> Pool:
     """A pool of forked processes that have what a trace needs (see libraries.load)."""
-    libraries.load(progress, models=models)
+    libraries.load(progress, models=models, adapters=adapters)
     with warnings.catch_warnings():
         # Python 3.12 warns of forks while threads exist; those of numpy hold no lock that a worker needs
         warnings.simplefilter("ignore", DeprecationWarning)

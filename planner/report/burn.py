@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from planner.answer import Spent
-from planner.report.layout import few_digits, table
+from planner.report.layout import few_digits, length, table
 
 SHOWN = 24  # months before the rest is told in a row
 
@@ -29,7 +29,7 @@ def rows(spent: Spent) -> tuple[list[str], list[list[str]]]:
     body = []
     for at, (month, amount) in enumerate(zip(months, amounts, strict=True)):
         money = [*amount, sums[at]] if headers else []
-        body.append([month.month, few_digits(month.days), few_digits(month.gpu_hours), *map(_whole, money)])
+        body.append([month.month, length(month.days), few_digits(month.gpu_hours), *map(_whole, money)])
     return ["month", "days", "GPU-h", *headers], _shortened(body)
 
 

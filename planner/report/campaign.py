@@ -7,7 +7,7 @@ from itertools import combinations
 
 from catalog.units import days, usd
 from planner.answer import Campaign, Estimate
-from planner.report.layout import few_digits, listed, table
+from planner.report.layout import few_digits, length, listed, table
 
 Packed = tuple[Estimate, Campaign]
 COMPARED = 3  # fleets that are told against each other
@@ -26,7 +26,7 @@ def section(found: Sequence[Estimate]) -> list[str]:
             str(plan.parallel),
             str(plan.waves),
             _run_days(item),
-            few_digits(plan.days),
+            length(plan.days),
             few_digits(plan.gpu_hours),
             f"{plan.busy_share:.0%}",
             cost(plan),
@@ -112,13 +112,13 @@ def activities(item: Estimate, plan: Campaign) -> list[str]:
             row.name,
             str(row.runs or ""),
             f"{row.share:.0%}",
-            few_digits(row.days),
+            length(row.days),
             few_digits(row.gpu_hours),
             "?" if row.cost_usd is None else f"{row.cost_usd:,.0f}",
         ]
         for row in plan.activities
     ]
-    rows.append(["total", "", "", few_digits(plan.days), few_digits(plan.gpu_hours), cost(plan)])
+    rows.append(["total", "", "", length(plan.days), few_digits(plan.gpu_hours), cost(plan)])
     title = f"On {fleet_name(item)}"
     lines = ["", title, table(rows, ["activity", "runs", "share", "days", "GPU-h", "cost"], "lrrrrr")]
     return lines + listed("Allowed for without being asked", allowances(plan))
@@ -130,7 +130,7 @@ def allowances(plan: Campaign) -> list[str]:
 
 
 def _run_days(item: Estimate) -> str:
-    return few_digits(item.run.days) if item.run is not None else ""
+    return length(item.run.days) if item.run is not None else ""
 
 
 def cost(plan: Campaign) -> str:

@@ -16,9 +16,9 @@ KNOWN = {
 WORDS = "floor: the datasheet at its best; host-bound: waiting for Python; MFU: model FLOP over the dense peak"
 
 
-def page(found: Estimate) -> str:
-    """The whole answer."""
-    parts = [verdict(found), setting(found), "", *_memory(found)]
+def page(found: Estimate, source: str = "SPEC") -> str:
+    """The whole answer; `source` is what the spec was read from."""
+    parts = [verdict(found), setting(found), *warned(found, source), "", *_memory(found)]
     if found.step is not None:
         parts += ["", *_step(found, found.step)]
     if found.run is not None:
@@ -66,6 +66,15 @@ def setting(found: Estimate) -> str:
         f"{machine.count} x {machine.gpu}, {count(found.parameters)} parameters{trained}, {batch}\n"
         f"{', '.join([*words, *filter(None, extras)])}"
     )
+
+
+def warned(found: Estimate, source: str) -> list[str]:
+    """Before a time and a cost: that the run may never get there, and where to find what helps."""
+    if found.step is None or found.verdict == "fits":
+        return []
+    if found.verdict == "borderline":
+        return [f"It may run out of memory: `rigplan fits {source}` shows what makes it fit for certain."]
+    return [f"It runs out of memory: no run takes the time below. `rigplan fits {source}` shows what makes it fit."]
 
 
 def _memory(found: Estimate) -> list[str]:
@@ -150,4 +159,4 @@ def _within(bought: WithinBudget) -> str:
     return f"The budget buys {what} in {days(bought.days)}{paid}; the limit is {limit}"
 
 
-__all__ = ["page", "setting", "verdict"]
+__all__ = ["page", "setting", "verdict", "warned"]

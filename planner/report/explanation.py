@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from catalog.units import count, seconds
 from planner.answer import Known, weakest
 from planner.explanation import Advice, Explanation, MemoryRow, TimeRow
-from planner.report.estimate import setting, verdict
+from planner.report.estimate import setting, verdict, warned
 from planner.report.layout import WIDTH, few_digits, listed, size, table
 
 SMALL = 0.001  # of the step or the peak: what is below is taken together or left out
@@ -41,10 +41,12 @@ SIZES = {
 }
 
 
-def page(found: Explanation, *, width: int = WIDTH, every: bool = False) -> str:
-    """The explanation without its advice, for a terminal of `width` columns; `every` row instead of the largest."""
+def page(found: Explanation, source: str = "SPEC", *, width: int = WIDTH, every: bool = False) -> str:
+    """The explanation without its advice, for a terminal of `width` columns; `every` row instead of the largest.
+    `source` is what the spec was read from."""
     estimate = found.estimate
-    parts = [verdict(estimate), *(line for told in setting(estimate).splitlines() for line in _wrapped(told, width))]
+    head = [*setting(estimate).splitlines(), *warned(estimate, source)]
+    parts = [verdict(estimate), *(line for told in head for line in _wrapped(told, width))]
     step = estimate.step
     if step is not None:
         between = f"{seconds(step.low_seconds)} to {seconds(step.high_seconds)}"
@@ -208,13 +210,18 @@ def advice(found: Explanation, *, width: int = WIDTH) -> str:
     """What would help most, one by one and together."""
     if not found.advice:
         return "\nWhat would help: nothing that was tried makes it better."
-    lines = ["", "What would help most: each alone, worked out like the answer above"]
+    title = "What would help most"
+    if found.estimate.verdict == "does-not-fit":
+        fitting = any(item.estimate.verdict == "fits" for item in found.best_advice)
+        title = "What makes it fit" if fitting else "Nothing tried makes it fit; what saves most"
+    lines = ["", f"{title}: each alone, worked out like the answer above"]
     for place, item in enumerate(found.best_advice, 1):
         lines += [*_wrapped(f"  {place}. {item.change}: {item.why}", width), *_gain(found, item, width)]
     if found.together is not None:
         lines += [*_wrapped(f"  all: {found.together.change}", width), *_gain(found, found.together, width)]
     left = len(found.advice) - len(found.best_advice)
-    return "\n".join([*lines, f"  ... and {left} more with --json"] if left else lines)
+    rest = "more; `rigplan fits` shows all" if found.estimate.verdict == "does-not-fit" else "more with --json"
+    return "\n".join([*lines, f"  ... and {left} {rest}"] if left else lines)
 
 
 def _gain(found: Explanation, item: Advice, width: int) -> list[str]:

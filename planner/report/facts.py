@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from catalog.units import count, days, gib, seconds, usd
 from planner.answer import Estimate, Spent
-from planner.report.layout import few_digits, size, span
+from planner.report.layout import few_digits, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def facts(best: Estimate) -> list[Fact]:
 def _time(best: Estimate, spent: Spent) -> Fact:
     steps = f"{count(best.run.steps)} steps of {seconds(best.step.seconds)}" if best.run and best.step else ""
     known = best.step.known if best.step else ""
-    told = "; ".join(filter(None, (f"{span(spent.low_days, spent.high_days)} days", steps, known)))
+    told = "; ".join(filter(None, (f"{days(spent.low_days)} to {days(spent.high_days)}", steps, known)))
     return Fact("time", days(spent.days), told)
 
 

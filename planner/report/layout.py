@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from catalog.units import GIB
+from catalog.units import GIB, day_unit
 
 WIDTH = 116
 
@@ -39,6 +39,19 @@ def span(low: float, high: float, between: str = " to ") -> str:
     return f"{few_digits(low)}{between}{few_digits(high)}"
 
 
+def length(days: float) -> str:
+    """How long a run takes as a table's cell under `days` has it: ``38.2``, with its unit where that is not days:
+    ``4.50 h``."""
+    a_day, name = day_unit(days)
+    return few_digits(days * a_day) + ("" if name == "days" else f" {name}")
+
+
+def length_span(days: float, low_days: float, high_days: float, between: str = " to ") -> str:
+    """The range of such a length, in the unit of its middle and without it: ``28.6 to 51.6``."""
+    a_day, _ = day_unit(days)
+    return span(low_days * a_day, high_days * a_day, between)
+
+
 def table(rows: Sequence[Sequence[str]], headers: Sequence[str], align: str, *, narrow: bool = False) -> str:
     """A plain table, two spaces in; `align` has one letter a column, l or r. `narrow`: one space between columns."""
     from tabulate import DataRow, Line, TableFormat, tabulate
@@ -60,4 +73,4 @@ def listed(title: str, lines: Iterable[str]) -> list[str]:
     return ["", title, *wrapped] if wrapped else []
 
 
-__all__ = ["WIDTH", "columns", "few_digits", "listed", "several", "size", "span", "table"]
+__all__ = ["WIDTH", "columns", "few_digits", "length", "length_span", "listed", "several", "size", "span", "table"]

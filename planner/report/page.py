@@ -14,7 +14,7 @@ from planner.report import burn, campaign, charts
 from planner.report.charts import Point
 from planner.report.estimate import KNOWN, setting, verdict
 from planner.report.facts import facts
-from planner.report.layout import few_digits, several, size, span
+from planner.report.layout import few_digits, length, length_span, several, size
 from planner.report.plan import grouped, name, prices
 from planner.report.proposal import HEADERS, proposal, throughput
 from planner.spec import Spec
@@ -90,7 +90,7 @@ def headline(found: Plan) -> str:
     cost = (
         usd(run.cost_usd) if run.cost_usd is not None else f"{run.units:,.0f} {run.unit}" if run.units else "no price"
     )
-    return f"{first}, {days(run.days)} ({span(run.low_days, run.high_days)} days), {cost}"
+    return f"{first}, {days(run.days)} ({length_span(run.days, run.low_days, run.high_days)}), {cost}"
 
 
 def _capital(text: str) -> str:
@@ -125,7 +125,7 @@ def _campaign(found: Sequence[Estimate]) -> dict[str, Any] | None:
     rows = [
         [
             campaign.fleet_name(item), plan.gpus_per_run, plan.parallel, plan.waves,
-            few_digits(item.run.days) if item.run else "", few_digits(plan.days), f"{plan.busy_share:.0%}",
+            length(item.run.days) if item.run else "", length(plan.days), f"{plan.busy_share:.0%}",
             campaign.cost(plan),
         ]
         for item, plan in campaign.fleets(found)
@@ -151,8 +151,8 @@ def _ranked(found: Plan) -> dict[str, Any]:
                 (f"{item.model}, " if item.model else "")
                 + campaign.fleet_name(item)
                 + (f", {item.hardware.count} a run" if item.campaign else ""),
-                "" if run is None else few_digits(run.days),
-                "" if run is None else span(run.low_days, run.high_days, "-"),
+                "" if run is None else length(run.days),
+                "" if run is None else length_span(run.days, run.low_days, run.high_days, "-"),
                 cost,
                 item.verdict,
                 knobs.precision,

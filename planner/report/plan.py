@@ -6,14 +6,15 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from catalog.units import seconds
+from catalog.units import day_unit, days, seconds
 from planner.answer import Campaign, Estimate, Excluded, HardwareUsed, Plan, Run, StrategyUsed
 from planner.rank import RISK
 from planner.report import burn, campaign, stages
-from planner.report.layout import WIDTH, few_digits, listed, several, size, span, table
+from planner.report.layout import WIDTH, length, length_span, listed, several, size, table
 
 SHOWN = 30  # rows of a table before the rest is only counted
 REASON_EXAMPLES = 3
+CENTS_BELOW_USD = 10
 MUCH_FASTER = 2  # times: such a plan is told beside the cheapest, where no one has said how long it may take
 ANY_NUMBER = re.compile(r"\d[\d,.]*")
 
@@ -82,8 +83,8 @@ def _days(item: Estimate) -> float:
 def _about_half(item: Estimate) -> str:
     """Half of the time that a plan takes, in one digit, as an option takes it: ``200d``, ``8h``."""
     half_days = _days(item) / 2
-    number, unit = (half_days, "d") if half_days >= 1 else (24 * half_days, "h")
-    return f"{float(f'{number:.1g}'):g}{unit}"
+    a_day, unit = day_unit(half_days)
+    return f"{float(f'{half_days * a_day:.1g}'):g}{unit.replace('days', 'd')}"
 
 
 def _told(item: Estimate) -> str:
@@ -92,14 +93,15 @@ def _told(item: Estimate) -> str:
     if run is None:
         return name(item)
     machine = f"{campaign.fleet_name(item)}, {item.hardware.count} a run, of " if item.campaign is not None else ""
-    between = span(run.low_days, run.high_days)
-    return f"{machine}{name(item)}: {few_digits(run.days)} days ({between}){_cost(run, ', ', ' USD')}"
+    between = length_span(run.days, run.low_days, run.high_days)
+    return f"{machine}{name(item)}: {days(run.days)} ({between}){_cost(run, ', ', ' USD')}"
 
 
 def _cost(run: Run | Campaign, before: str = "", after: str = "") -> str:
     """USD; the programme's units where only they are known; `?` in a table's cell."""
     if run.cost_usd is not None:
-        return f"{before}{run.cost_usd:,.0f}{after}"
+        cents = 2 if run.cost_usd < CENTS_BELOW_USD else 0
+        return f"{before}{run.cost_usd:,.{cents}f}{after}"
     if run.units is not None:
         return f"{before}{run.units:,.0f} {run.unit}"
     return "" if before else "?"
@@ -153,7 +155,8 @@ def _table(found: Plan, rows: Sequence[Estimate]) -> str:
             row += [seconds(item.step.seconds), item.step.known] if item.step else ["", ""]
         whole = item.campaign or item.run
         if run and whole is not None:
-            row += [few_digits(whole.days), span(whole.low_days, whole.high_days, "-"), _cost(whole)]
+            between = length_span(whole.days, whole.low_days, whole.high_days, "-")
+            row += [length(whole.days), between, _cost(whole)]
         body.append(row)
     return table(body, headers, align, narrow=True)
 

@@ -16,7 +16,7 @@ QUIET_SECONDS = 2.0
 BETWEEN_SECONDS = {True: 0.1, False: 5.0}  # counted lines: on a terminal, and elsewhere, where others keep to it too
 STILL_SECONDS = 10.0  # without a new line, the last is told again
 BEAT_SECONDS = 1.0
-COUNTED = re.compile(r"(\d+) of (\d+)\b")
+COUNTED = re.compile(r"(?:[^ ]+: )?(\d+) of (\d+)\b")  # of a model, where several are compared
 BAR_CELLS = 24
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from catalog.units import seconds
 from planner.answer import Estimate, Stages, StrategyUsed
-from planner.report.layout import few_digits, listed, table
+from planner.report.layout import length, listed, table
 from planner.stages import seconds_a_sample
 
 
@@ -63,7 +63,7 @@ def _known(stage: Stages) -> str:
 def _length(item: Estimate | None) -> str:
     if item is None:
         return "-"
-    return few_digits(item.run.days) if item.run is not None else seconds(seconds_a_sample(item))
+    return length(item.run.days) if item.run is not None else seconds(seconds_a_sample(item))
 
 
 def _gain(stage: Stages) -> str:

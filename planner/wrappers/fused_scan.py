@@ -25,10 +25,13 @@ FUNCTIONS = (
     mamba2_split_conv1d_scan_combined,
 )
 
-EAGER = "scan eager: as transformers runs it without mamba_ssm, slow and large; with its kernels: model.scan: fused"
+EAGER = (
+    "the state-space scan runs as a loop, as in transformers without mamba_ssm: slow and large; model.scan: fused has "
+    "its kernels"
+)
 FUSED = (
-    "scan fused: mamba_ssm's and causal_conv1d's kernels; their time follows from what they move and compute, not "
-    "from measurements"
+    "the state-space scan runs in mamba_ssm's and causal_conv1d's kernels (model.scan: fused); nobody has timed them, "
+    "their time follows from what they move and compute"
 )
 # A model with one of them has a scan to fuse.
 SCANS = (mamba_selective_scan.__name__, mamba2_chunk_scan.__name__)

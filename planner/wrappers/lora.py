@@ -7,16 +7,16 @@ import warnings
 import torch
 
 from catalog.errors import RigplanError
+from planner.libraries import require_peft
 from planner.spec import LoraSpec
 from planner.wrappers import quantized
 
 
 def apply(module: torch.nn.Module, lora: LoraSpec) -> torch.nn.Module:
     """The module with adapters of rank `lora.r` on its target modules. Raises RigplanError without peft or a target."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise RigplanError("model.lora needs peft, which is not installed; pip install peft") from None
+    require_peft()
+    from peft import LoraConfig, get_peft_model
+
     targets = list(lora.target_modules)
     config = LoraConfig(
         r=lora.r,

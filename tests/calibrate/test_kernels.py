@@ -8,9 +8,9 @@ from planner.call import Call, from_json, to_json
 from planner.operators import KINDS, describe
 
 
-@pytest.fixture(scope="module")
-def calls() -> dict[str, list[Call]]:
-    return {kind: list(generate()) for kind, generate in kernels.KERNELS.items()}
+@pytest.fixture
+def calls(kernel_calls: dict[str, list[Call]]) -> dict[str, list[Call]]:
+    return kernel_calls
 
 
 def test_every_priced_kind_has_kernels_and_no_other() -> None:

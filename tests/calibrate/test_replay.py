@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from calibrate import calls, gpu_only, kernels, replay
+from calibrate import calls, gpu_only, replay
 from calibrate.calls import heads_inside, make, tensor, transposed
 from calibrate.legal import values_of
 from calibrate.pool import NORMAL, POSITIVE, RandomPool, Values, pool_of, span_elements
@@ -19,10 +19,10 @@ def _pool() -> RandomPool:
     return RandomPool(torch.device("cpu"))
 
 
-def _smallest_calls(kind: str) -> list[Call]:
-    """The smallest fp32 (else any) call of each operator of a kind that a cpu can run in no time."""
+def _smallest_of(calls: list[Call]) -> list[Call]:
+    """The smallest fp32 (else any) call of each operator that a cpu can run in no time."""
     smallest: dict[str, tuple[float, Call]] = {}
-    for call in kernels.KERNELS[kind]():
+    for call in calls:
         size = call_bytes(call) + replay.result_bytes(call)
         if call.name not in ONLY_ON_GPU and size < smallest.get(call.name, (SMALL_BYTES, None))[0]:
             smallest[call.name] = size, call
@@ -33,8 +33,8 @@ FEWEST = {"attention": 0, "grouped_matmul": 0, "rnn": 0}  # their sweep has noth
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_every_kind_of_the_sweep_replays(kind: str) -> None:
-    small = _smallest_calls(kind)
+def test_every_kind_of_the_sweep_replays(kind: str, kernel_calls: dict[str, list[Call]]) -> None:
+    small = _smallest_of(kernel_calls[kind])
     assert len(small) >= FEWEST.get(kind, 1)
     for call in small:
         runnable(call, "cpu", sets=2)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +108,16 @@ def test_a_name_that_means_several_asks_which(written: str, choices: list[str]) 
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"), [("rtx-4091", "rtx-4090"), ("h20O-sxm", "h200-sxm"), ("a600", "rtx-a6000"), ("L4OS", "l40s")]
+    ("written", "meant"),
+    [
+        ("rtx-4091", "rtx-4090"),
+        ("h20O-sxm", "h200-sxm"),
+        ("a600", "rtx-a6000"),
+        ("L4OS", "l40s"),
+        ("h300", "h200"),
+        ("h300", "h100"),  # a model that several devices are of
+        ("3091", "rtx-3090 or"),
+    ],
 )
 def test_a_near_miss_asks_did_you_mean(written: str, meant: str) -> None:
     with pytest.raises(RigplanError, match="Did you mean") as error:
@@ -120,6 +130,13 @@ def test_a_near_miss_asks_did_you_mean(written: str, meant: str) -> None:
 def test_what_is_no_name_is_refused_in_one_line(written: str) -> None:
     with pytest.raises(RigplanError, match="rigplan gpus"):
         store.find(written)
+
+
+def test_what_is_nothing_like_a_name_is_told_what_names_look_like() -> None:
+    with pytest.raises(RigplanError, match="Names look like h100-sxm5-80gb") as error:
+        store.find("nosuch")
+    for name in re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", str(error.value)):
+        assert name in store.accelerator_names()
 
 
 def test_what_was_assumed_is_said() -> None:

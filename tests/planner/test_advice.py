@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 import planner
-from planner.advice import ADVICE, Change, advise
+from planner.advice import ADVICE, Change, _sets, advise
 from planner.explained import explain
 from planner.explanation import Advice, Explanation, best
 from planner.padding import config_of, padded_vocabulary, padded_widths
 from planner.report.explanation import advice as told
+from planner.report.explanation import page
 from planner.spec import Spec, TrainingSpec
 from tests.planner.test_search import spec
 
@@ -94,13 +95,14 @@ def test_where_nothing_helps_nothing_is_said() -> None:
     assert "nothing that was tried makes it better" in told(nothing)
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_is_told_what_would_make_it_fit() -> None:
-    small = {"gpu": "rtx-3090", "memory_limit": "256 MiB"}
+    small = {"gpu": "rtx-3090", "memory_limit": "256 MiB"}  # as in test_ladder
     found = explain(spec({"micro_batch": 64, "precision": "fp32"}, small))
     assert found.estimate.verdict == "does-not-fit"
     assert found.advice[0].estimate.verdict == "fits"
     assert found.advice[0].saved_bytes > 0
+    assert "It runs out of memory" in page(found)
+    assert told(found).startswith("\nWhat makes it fit: each alone")
 
 
 def test_every_knob_of_the_list_is_one_of_the_spec() -> None:
@@ -134,22 +136,36 @@ def test_widths_are_padded_so_that_heads_still_divide_them() -> None:
     assert padded_widths(Spec.load(spec())) is None
 
 
-def test_a_padded_vocabulary_saves_what_its_products_lose() -> None:
+@pytest.fixture
+def no_other(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Leave the changes of one knob alone: each is answered apart from the others."""
+
+    def leave(knob: str) -> None:
+        kept = [item for item in ADVICE if knob in _sets(item)]
+        assert kept
+        monkeypatch.setattr("planner.advice.ADVICE", tuple(kept))
+
+    return leave
+
+
+def test_a_padded_vocabulary_saves_what_its_products_lose(no_other: Callable[[str], None]) -> None:
     """bf16 products with 50,257 rows run far below those with 50,304 (see the H200's own timings)."""
     config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 256, "n_head": 4, "vocab_size": 50_257, "n_positions": 512}
     asked = {**spec({"micro_batch": 16}, {"gpu": "h200-sxm"}), "model": {"config": config}}
+    no_other("vocabulary")
     (padded,) = [item for item in explain(asked).advice if item.change == "vocab_size: 50304"]
     assert padded.saved_seconds > 0
     assert padded.estimate.parameters > 50_257 * 256
 
 
-def test_padded_widths_save_what_narrow_alignment_loses() -> None:
+def test_padded_widths_save_what_narrow_alignment_loses(no_other: Callable[[str], None]) -> None:
     """Rows of 1,020 bf16 numbers begin at multiples of 8 bytes, and a head of 255 is cut in no whole tiles."""
     config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 1020, "n_head": 4, "vocab_size": 64, "n_positions": 256}
     asked = {
         **spec({"micro_batch": 16, "optimizer_implementation": "fused"}, {"gpu": "h200-sxm"}),
         "model": {"config": config},
     }
+    no_other("widths")
     found = explain(asked)
     (padded,) = [item for item in found.advice if item.change == "n_embd: 1024"]
     by_hand = planner.estimate({**asked, "model": {"config": {**config, "n_embd": 1024}}})
@@ -159,10 +175,11 @@ def test_padded_widths_save_what_narrow_alignment_loses() -> None:
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16-mixed"])
-def test_matrix_units_are_advised_where_products_take_the_time(precision: str) -> None:
+def test_matrix_units_are_advised_where_products_take_the_time(precision: str, no_other: Callable[[str], None]) -> None:
     config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 1024, "n_head": 16, "vocab_size": 64, "n_positions": 256}
     training = {"precision": "fp32", "micro_batch": 16, "optimizer_implementation": "fused"}
     asked = {**spec(training, {"gpu": "h200-sxm"}), "model": {"config": config}}
+    no_other("precision")
     found, changed = explain(asked), planner.estimate({**asked, "training": {**training, "precision": precision}})
     (piece,) = [item for item in found.advice if item.change == f"precision: {precision}"]
     assert found.estimate.step is not None
@@ -196,9 +213,12 @@ def make(batch_size):
         ("torch.ones(512, 512, dtype=torch.bool).tril(3)", False),
     ],
 )
-def test_a_mask_that_hides_nothing_is_told_with_what_it_costs(mask: str, needless: bool, tmp_path: Path) -> None:
+def test_a_mask_that_hides_nothing_is_told_with_what_it_costs(
+    mask: str, needless: bool, tmp_path: Path, no_other: Callable[[str], None]
+) -> None:
     file = tmp_path / "masked.py"
     file.write_text(MASKED.replace("MASK}", f"{mask}}}"))
+    no_other("drop_masks")
     found = explain({**spec({"micro_batch": 64}), "model": {"module": f"{file}:make"}})
     told = [item for item in found.advice if item.sets == ["drop_masks"]]
     assert len(told) == needless

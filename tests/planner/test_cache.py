@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.cache import ANCHORS, TraceKnobs, Workloads, contents, load, save
+from catalog.errors import RigplanError
+from planner.cache import ANCHORS, TraceKnobs, Workloads, contents, load, made_by, save
 from planner.spec import DataSpec, ModelSpec
 
 TINY = {
@@ -54,6 +55,25 @@ def test_each_knob_and_length_has_a_file_of_its_own(workloads: Workloads) -> Non
     other = Workloads(ModelSpec(config=TINY), DataSpec(sequence_length=32))
     paths = {workloads._path(KNOBS, 2), workloads._path(KNOBS, 3), other._path(KNOBS, 2)}
     assert len(paths) == 3
+
+
+ADAPTED = ModelSpec.model_validate({"config": TINY, "lora": {"r": 2, "alpha": 2, "target_modules": ["dense"]}})
+
+
+def test_pefts_version_is_asked_where_it_adapts_the_model_and_only_there() -> None:
+    assert set(made_by(ADAPTED)) - set(made_by(ModelSpec(config=TINY))) == {"peft"}
+
+
+def test_without_peft_an_adapter_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setattr("planner.libraries.import_module", None)
+    said: list[str] = []
+    with pytest.raises(RigplanError, match=r"model\.lora needs peft, which is not installed; pip install peft"):
+        Workloads(ADAPTED, DataSpec(sequence_length=64), said.append).at(KNOBS, 2)
+    assert said == []
 
 
 def test_a_total_does_not_change_the_workload(workloads: Workloads) -> None:

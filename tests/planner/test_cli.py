@@ -21,6 +21,7 @@ from planner.cli import main, rigplan
 from tests.planner.test_search import spec
 
 Write = Callable[[object], Path]
+LARGE = {"micro_batch": 64, "precision": "fp32"}  # as in test_ladder, so that one climb serves both
 LIGHT_SECONDS = 1.5  # of processor time, which a busy machine does not change by much
 
 
@@ -35,15 +36,17 @@ def test_what_fits_leaves_with_0_and_json_is_the_python_answer(spec_file: Write)
 
 
 def test_what_does_not_fit_leaves_with_1_and_says_what_is_missing(spec_file: Write) -> None:
-    done = run("fits", spec_file(spec({"micro_batch": 64}, {"gpu": "rtx-3090", "memory_limit": "64 MiB"})))
+    done = run("fits", spec_file(spec(LARGE, {"gpu": "rtx-3090", "memory_limit": "256 MiB"})))
     assert done.exit_code == 1
     assert done.stdout.startswith("does-not-fit: ")
     assert "GiB missing" in done.stdout.splitlines()[0]
-    assert "What would help" in done.stdout
+    assert "What makes it fit" in done.stdout
 
 
 def test_the_ladder_can_be_asked_for_where_it_fits(spec_file: Write) -> None:
-    assert "checkpointing: full" in run("fits", spec_file(spec()), "--ladder").stdout
+    text = run("fits", spec_file(spec(LARGE)), "--ladder").stdout
+    assert "What would save memory" in text
+    assert "checkpointing: full" in text
 
 
 def test_a_plan_prints_its_table_and_leaves_with_0(spec_file: Write) -> None:
@@ -67,7 +70,7 @@ def test_an_estimate_over_its_budget_leaves_with_1(spec_file: Write) -> None:
 def test_a_limit_is_one_line(spec_file: Write) -> None:
     done = run(
         "fits",
-        spec_file(spec({"micro_batch": 256}, {"gpu": "rtx-3090", "memory_limit": "256 MiB"})),
+        spec_file(spec(LARGE, {"gpu": "rtx-3090", "memory_limit": "256 MiB"})),
         "--max",
         "micro-batch",
     )
@@ -89,6 +92,20 @@ def test_every_command_has_help_and_calibrate_is_among_them() -> None:
     for command in ("fits", "estimate", "plan", "explain", "diff", "spec", "gpus", "prices", "models", "calibrate"):
         assert f"  {command} " in text
         assert run(command, "--help").exit_code == 0
+
+
+def test_the_help_of_calibrate_tells_every_summary_whole_and_loads_no_torch() -> None:
+    code = (
+        "import sys\nfrom planner.cli import rigplan\n"
+        "rigplan(['calibrate', '--help'], standalone_mode=False)\n"
+        "assert not {'torch', 'scipy', 'numpy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    summaries = done.stdout.partition("Commands:\n")[2]
+    assert "..." not in summaries
+    for command in ("run", "steps", "check", "train", "collectives", "tables"):
+        assert f"  {command} " in summaries
+    assert summaries.count(".\n") == 6
 
 
 def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -175,13 +192,18 @@ def test_every_spec_and_file_is_completed_as_a_path() -> None:
 
 
 def test_the_version_is_told() -> None:
-    assert run("--version").stdout == f"rigplan, version {planner.__version__}\n"
+    told = f"rigplan, version {planner.__version__}\n"
+    assert run("--version").stdout == told
+    as_module = [sys.executable, "-m", "planner.cli", "--version"]
+    assert subprocess.run(as_module, capture_output=True, text=True, check=True).stdout == told
 
 
 def test_models_are_listed_and_searched() -> None:
     assert "pythia-1b" in run("models", "pythia").stdout
     assert json.loads(run("models", "pythia-1b", "--json").stdout)[0]["parameters"] == 1_011_781_632
     assert run("models", "pithya-1b").exit_code == 2
+    (yi,) = [line for line in run("models", "llama").stdout.splitlines() if "yi-34b" in line]
+    assert yi.split()[:2] == ["yi-34b", "llama"]  # the family, which is why it is listed
 
 
 def _children_seconds() -> float:

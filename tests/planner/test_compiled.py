@@ -46,8 +46,9 @@ def knobs(*, compiled: bool) -> TraceKnobs:
 
 @pytest.fixture(scope="module")
 def compiled() -> Workload:
+    """Kept, as compiling takes the longest here: the answers below are made of it."""
     asked = spec()
-    return trace(asked.model, asked.data, knobs(compiled=True), BATCH)
+    return Workloads(asked.model, asked.data).at(knobs(compiled=True), BATCH)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,9 +25,15 @@ TINY_BATCH = {"micro_batch": 4, "global_batch": 16}
 Write = Callable[[object], Path]
 
 
+def two_layers(**training: Any) -> dict[str, Any]:
+    """Layers of one name, to be folded."""
+    asked = spec({**TINY_BATCH, **training})
+    return {**asked, "model": {**asked["model"], "config": {**asked["model"]["config"], "n_layer": 2}}}
+
+
 @pytest.fixture(scope="module")
 def tiny() -> Explanation:
-    return explain(spec(TINY_BATCH), advice=False)
+    return explain(two_layers(), advice=False)
 
 
 def rows(found: Explanation, **wanted: object) -> list[TimeRow]:
@@ -34,7 +41,7 @@ def rows(found: Explanation, **wanted: object) -> list[TimeRow]:
 
 
 def test_it_is_the_estimate(tiny: Explanation) -> None:
-    assert tiny.estimate == planner.estimate(spec(TINY_BATCH))
+    assert tiny.estimate == planner.estimate(two_layers())
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,7 @@ def test_backward_belongs_to_the_module_whose_forward_made_it(tiny: Explanation)
 
 
 def test_a_recomputed_forward_belongs_to_its_modules_too() -> None:
-    found = explain(spec({**TINY_BATCH, "checkpointing": "full"}), advice=False)
+    found = explain(two_layers(checkpointing="full"), advice=False)
     products = rows(found, phase="backward", module="transformer.h.*.mlp.c_fc", kind="matmul")
     assert sum(row.count for row in products) == 3 * 2 * 4
 

@@ -11,10 +11,8 @@ import torch
 
 import planner
 from catalog.errors import RigplanError
-from planner.answer import Estimate
 from planner.cache import TraceKnobs
 from planner.collectives import Mesh
-from planner.ladder import climb
 from planner.memory import Scratch, replay
 from planner.operators import describe
 from planner.spec import Spec
@@ -132,15 +130,6 @@ def test_each_chunk_is_one_kernel_that_reads_the_logits_twice_and_writes_them_on
 def test_it_goes_with_the_other_techniques(changed: dict[str, Any]) -> None:
     logits_bytes = TOKENS * VOCABULARY * 4
     assert _peak(replace(EAGER, **changed)) - _peak(replace(FUSED, **changed)) >= logits_bytes
-
-
-def test_the_ladder_offers_it_with_what_it_saves() -> None:
-    spec = Spec.load(_spec())
-    found = planner.fits(spec)
-    assert isinstance(found, Estimate)
-    (rung,) = [rung for rung in climb(spec, found) if rung.change == "loss: fused-linear"]
-    assert rung.saved_bytes >= TOKENS * VOCABULARY * 4
-    assert any("Liger" in words for words in rung.estimate.assumptions)
 
 
 def test_what_cannot_have_it_is_told() -> None:

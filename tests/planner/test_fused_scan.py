@@ -19,9 +19,12 @@ from torch.autograd.graph import saved_tensors_hooks
 import planner
 from catalog.errors import RigplanError
 from planner.cache import TraceKnobs, Workloads
+from planner.cost import seconds
+from planner.machine import resolve
 from planner.memory import Scratch, replay
-from planner.operators import UNKNOWN, describe
+from planner.operators import FREE, UNKNOWN, describe
 from planner.spec import DataSpec, ModelSpec
+from planner.strategy import HardwareChoice
 from planner.trace import trace
 from planner.workload import CALL, Workload
 from planner.wrappers import fused_scan
@@ -133,6 +136,14 @@ def test_the_flop_of_the_kernels_are_those_of_their_sizes() -> None:
     assert {operator.flop for operator in scanned} == {9.0 * MICRO_BATCH * LENGTH * 128 * 8}
 
 
+def test_no_gpu_is_said_to_have_been_timed_with_the_kernels() -> None:
+    pricing = resolve(HardwareChoice("h200-sxm", 1)).pricing(tf32=False)
+    calls = _traced("mamba2", "fused").calls
+    words = {call.name: seconds(describe(call), call, pricing).known for call in calls if describe(call).kind != FREE}
+    assert {word for name, word in words.items() if name.startswith("rigplan.scan_")} == {"prior"}
+    assert {word for name, word in words.items() if not name.startswith("rigplan.scan_")} == {"measured"}
+
+
 def test_transformers_has_its_own_functions_back_after_a_trace() -> None:
     _traced("mamba", "fused")
     file = sys.modules["transformers.models.mamba.modeling_mamba"]
@@ -145,7 +156,7 @@ def test_before_a_loop_over_tokens_is_traced_its_wait_is_told(monkeypatch: pytes
     for scan in ("eager", "fused"):
         Workloads(_model("mamba", scan), DataSpec(sequence_length=2), said.append).at(KNOBS, 1)
     slow, quick = [line for line in said if line.startswith("tracing mamba by config")]
-    assert "token by token: many minutes, where model.scan: fused takes seconds" in slow
+    assert "token by token, which takes many minutes; with `model.scan: fused` seconds" in slow
     assert "minutes" not in quick
 
 

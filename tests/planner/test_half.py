@@ -8,7 +8,7 @@ import planner
 from catalog.errors import RigplanError
 
 SPEC = {
-    "model": {"name": "bert-base-uncased", "task": "masked-lm", "attention": "eager"},
+    "model": {"config": {"model_type": "bert", "num_hidden_layers": 2}, "task": "masked-lm", "attention": "eager"},
     "data": {"sequence_length": 128},
     "training": {"precision": "fp16", "optimizer": "adam", "micro_batch": 2},
     "hardware": {"gpu": "v100-sxm2-16gb"},

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,56 +13,133 @@ import pytest
 import planner
 from planner.answer import Estimate
 from planner.ladder import climb, nearest
+from planner.ladder_beyond import on_more_cards, with_adapters
 from planner.limits import furthest_fitting
+from planner.question import Combination
+from planner.report.ladder import steps
+from planner.rung import Asked, Rung
 from planner.spec import Spec
+from planner.strategy import Strategy
+from tests.planner import answers
 from tests.planner.test_search import spec
 
 TIGHT = {"gpu": "rtx-3090", "memory_limit": "256 MiB"}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 512}
 
 
 def tight(**training: Any) -> Spec:
     return Spec.load(spec({"micro_batch": 64, "precision": "fp32", **training}, TIGHT))
 
 
-def test_the_rungs_are_estimates_of_their_own_and_tell_what_they_save() -> None:
-    found = planner.fits(tight())
+def memory_of(asked: Spec) -> Estimate:
+    found = planner.fits(asked)
     assert isinstance(found, Estimate)
+    return found
+
+
+@cache
+def climbed() -> dict[str, Rung]:
+    return {rung.change: rung for rung in climb(tight(), memory_of(tight()))}
+
+
+def test_the_rungs_are_estimates_of_their_own_and_tell_what_they_save() -> None:
+    found = memory_of(tight())
     assert found.verdict == "does-not-fit"
-    rungs = {rung.change: rung for rung in climb(tight(), found)}
-    full = rungs["checkpointing: full"]
-    asked = planner.fits(tight(checkpointing="full"))
-    assert isinstance(asked, Estimate)
+    full = climbed()["checkpointing: full"]
+    asked = memory_of(tight(checkpointing="full"))
     assert full.estimate.memory == asked.memory
     assert full.saved_bytes == found.memory.peak_reserved_bytes - asked.memory.peak_reserved_bytes > 0
-    smaller = next(rung for change, rung in rungs.items() if change.startswith("micro_batch: "))
-    assert smaller.estimate.verdict == "fits"
+    smaller = next(rung for change, rung in climbed().items() if change.startswith("micro_batch: "))
+    assert smaller.fits
     assert smaller.estimate.strategy.global_batch == 64
-    assert any(change.startswith("gpu: ") for change in rungs)
+    assert any(change.startswith("gpu: ") for change in climbed())
+
+
+def test_a_fused_loss_is_offered_with_what_it_saves() -> None:
+    rung = climbed()["loss: fused-linear"]
+    assert rung.saved_bytes >= 64 * 256 * 1000 * 4  # tokens x vocabulary, in fp32
+    assert any("Liger" in words for words in rung.estimate.assumptions)
+
+
+def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
+    rung = climbed()["sharding: fsdp, offload: all"]
+    assert rung.saved_bytes > 0
+    assert rung.estimate.memory.host_bytes > 0
+
+
+def test_what_saves_nothing_is_no_rung() -> None:
+    """Most of the peak are logits: the states of 115,000 parameters are no part of it that shows."""
+    assert "optimizer: adamw-8bit" not in climbed()
+    least = 0.005 * memory_of(tight()).memory.peak_reserved_bytes
+    assert all(rung.saved_bytes > least for rung in climbed().values() if not rung.fits)
+
+
+GIB_SAVED = {"checkpointing": 6.0, "loss": 3.0, "precision": 4.0, "optimizer": 2.0, "offload": 15.0}
+
+
+def arithmetic(monkeypatch: pytest.MonkeyPatch, usable_gib: float) -> tuple[Spec, Estimate]:
+    """A spec that needs 20 GiB, of which each knob saves its own share, on a card with so much; nothing is traced."""
+
+    def answered(strategy: Strategy) -> Estimate:
+        plain = Strategy(precision="bf16-mixed")
+        changed = [name for name in GIB_SAVED if getattr(strategy, name) != getattr(plain, name)]
+        needs = 20.0 - sum(GIB_SAVED[name] for name in changed)
+        found = answers.estimate(used_gib=needs, verdict="fits" if needs <= usable_gib else "does-not-fit")
+        return found.model_copy(update={"memory": answers.memory(needs, usable_gib)})
+
+    def outcomes(_: Spec, combinations: Sequence[Combination], *__: Any, **___: Any) -> list[Estimate]:
+        return [answered(strategy) for strategy, _ in combinations]
+
+    monkeypatch.setattr("planner.rung.outcomes", outcomes)
+    asked = Spec.load(spec({"micro_batch": 1, "precision": "bf16-mixed"}, {"gpu": "rtx-3090"}))
+    found = answered(Strategy(precision="bf16-mixed"))
+    return asked, found.model_copy(update={"strategy": answers.strategy(micro_batch=1, accumulation=1, global_batch=1)})
+
+
+@pytest.mark.parametrize(
+    ("usable_gib", "change"),
+    [
+        (14.5, None),  # checkpointing alone is enough
+        (11.5, "checkpointing: full, loss: fused-linear"),
+        (9.5, "checkpointing: full, loss: fused-linear, optimizer: adamw-8bit"),
+        (5.5, "checkpointing: full, loss: fused-linear, optimizer: adamw-8bit, precision: bf16"),
+    ],
+)
+def test_where_no_knob_is_enough_as_few_together_as_are_from_the_free_to_the_dear(
+    usable_gib: float, change: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, found = arithmetic(monkeypatch, usable_gib)
+    rungs = [rung for rung in climb(asked, found) if ", " in rung.change and "offload" not in rung.change]
+    joined = [rung for rung in rungs if "lora" not in rung.change and "count" not in rung.change]
+    assert [(rung.change, rung.fits) for rung in joined] == ([] if change is None else [(change, True)])
+
+
+def test_the_page_tells_what_is_enough_from_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, found = arithmetic(monkeypatch, 11.5)
+    enough, rest = steps(found, climb(asked, found)).split("What saves memory, but is not enough")
+    assert enough.strip().startswith("What makes it fit, from the free to the dear")
+    assert "checkpointing: full, loss: fused-linear" in enough
+    assert "offload: all" in enough
+    assert re.search(r"^  checkpointing: full +a second forward .* 2\.5$", rest, re.MULTILINE)  # 20 - 6 of 11.5 GiB
+    assert re.search(r"^  optimizer: adamw-8bit .* 6\.5$", rest, re.MULTILINE)
+
+
+def test_where_all_together_is_not_enough_that_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, found = arithmetic(monkeypatch, 4.0)
+    text = steps(found, climb(asked, found))
+    assert text.startswith("\nNothing tried makes it fit\n")
+    assert "loss: fused-linear" in text
 
 
 def test_adapters_are_offered_on_whole_weights_and_on_weights_in_4_bits() -> None:
-    llama = {
-        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "vocab_size": 512,
-    }  # fmt: skip
-    asked = Spec.load({**spec({"micro_batch": 1}, TIGHT), "model": {"config": llama, "task": "causal-lm"}})
-    found = planner.fits(asked)
-    assert isinstance(found, Estimate)
-    whole, low, packed = [rung for rung in climb(asked, found) if rung.change.startswith("model.lora: ")]
+    config = {**LLAMA, "hidden_size": 64, "intermediate_size": 128}
+    asked = Spec.load({**spec({"micro_batch": 1}, TIGHT), "model": {"config": config, "task": "causal-lm"}})
+    whole, low, packed = with_adapters(Asked.of(asked, memory_of(asked)))
     assert packed.change.endswith("quantize: nf4}")  # which fits: no second forward is offered with it
     assert low.change.endswith("precision: bf16")
     weights = [rung.estimate.memory.by_category["weights"] for rung in (whole, low, packed)]
     assert weights[2] < weights[0]
     assert weights[0] / 2 < weights[1] < 0.6 * weights[0]  # the adapters stay in fp32
-
-
-def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
-    found = planner.fits(tight())
-    assert isinstance(found, Estimate)
-    (rung,) = [rung for rung in climb(tight(), found) if "offload" in rung.change]
-    assert rung.change == "sharding: fsdp, offload: all"
-    assert rung.saved_bytes > 0
-    assert rung.estimate.memory.host_bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -68,26 +148,22 @@ def test_the_host_takes_weights_and_states_on_one_gpu_too() -> None:
 def test_as_few_cards_as_hold_everything_split_are_offered(given: dict[str, int], cards: int, becomes: int) -> None:
     """Weights, gradients and states of 16 bytes a parameter: a card that lacks a little needs one more of its kind. The
     global batch of the spec stays where it divides."""
-    llama = {
-        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2,
-        "num_attention_heads": 8, "vocab_size": 512,
-    }  # fmt: skip
+    config = {**LLAMA, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2}
     hardware = {"gpu": "rtx-3090", "memory_limit": "512 MiB"}
     training = {"micro_batch": 1, **given}
-    asked = Spec.load({**spec(training, hardware), "model": {"config": llama, "task": "causal-lm"}})
-    found = planner.fits(asked)
-    assert isinstance(found, Estimate)
+    asked = Spec.load({**spec(training, hardware), "model": {"config": config, "task": "causal-lm"}})
+    found = memory_of(asked)
     assert found.verdict == "does-not-fit"
-    (rung,) = [rung for rung in climb(asked, found) if rung.change.startswith("count: ")]
+    (rung,) = on_more_cards(Asked.of(asked, found))
     assert (rung.change, rung.price) == (
         f"count: {cards}, sharding: fsdp",
         f"{cards} cards; the global batch is {becomes}",
     )
-    assert rung.estimate.verdict == "fits"
+    assert rung.fits
 
 
 def test_where_nothing_fits_the_nearest_plan_that_does_is_named() -> None:
-    asked = tight(checkpointing=["none", "full"])
+    asked = tight(checkpointing=["none", "selective"])
     found = planner.plan(asked)
     assert found.ranked == []
     line = nearest(asked, found)

@@ -15,6 +15,7 @@ from planner.cli import rigplan
 from planner.question import by_model, narrowed
 from planner.report.export import written
 from planner.report.plan import page
+from planner.report.progress import COUNTED
 from planner.spec import Spec
 from tests.planner.answers import estimate
 
@@ -56,6 +57,16 @@ def test_the_largest_model_within_the_budget_comes_first() -> None:
     text = page(found)
     assert "the largest model under 2,000 USD: pythia-160m, 1 x rtx-3090" in text
     assert "model" in text.splitlines()[3]
+
+
+@pytest.mark.usefixtures("answered")
+def test_progress_names_the_model_that_it_is_about() -> None:
+    said: list[str] = []
+    planner.plan(spec(budget={"usd": 2000}), progress=said.append)
+    assert said[:3] == [f"{name}: looking up what is known of 1 combination" for name in PARAMETERS]
+    counted = COUNTED.match("pythia-70m: 3 of 8 combinations worked out")
+    assert counted is not None
+    assert counted.groups() == ("3", "8")
 
 
 @pytest.mark.usefixtures("answered")

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from planner import scratch
-from planner.cache import TraceKnobs
+from planner.cache import TraceKnobs, Workloads
 from planner.memory import Scratch, Timeline, replay
 from planner.spec import Spec
-from planner.trace import trace, versions
+from planner.trace import versions
 from planner.workload import Workload
 
 RUNS = Path(__file__).parents[1] / "measured" / "h200_training.jsonl"
@@ -73,7 +73,7 @@ def _workload(asked: str, micro_batch: int) -> Workload:
         training.precision[0], spec.model.attention[0], training.checkpointing[0], training.optimizer[0],
         training.optimizer_implementation[0], training.max_grad_norm[0], HOPPER,
     )  # fmt: skip
-    return trace(spec.model, spec.data, knobs, micro_batch)
+    return Workloads(spec.model, spec.data).at(knobs, micro_batch)  # kept: steps are predicted of the same traces
 
 
 def _predicted(run: dict[str, Any]) -> Timeline:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from planner.answer import Plan
-from planner.ladder import Rung
 from planner.rank import pareto, ranked
 from planner.report import estimate as estimate_page
 from planner.report import ladder as ladder_page
 from planner.report import layout, plan
 from planner.report.progress import Progress, bar, reading
+from planner.rung import Rung
 from tests.planner.answers import estimate, excluded
 
 WIDEST = 120
@@ -63,6 +64,20 @@ def test_an_estimate_prints_as_agreed(golden: Path) -> None:
 def test_an_estimate_that_does_not_fit_prints_what_is_missing(golden: Path) -> None:
     found = estimate(used_gib=150.0, verdict="does-not-fit", days=None)
     check(estimate_page.page(found.model_copy(update={"step": None})), golden / "does_not_fit.txt")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"), [("does-not-fit", "It runs out of memory"), ("borderline", "It may run out of memory")]
+)
+def test_time_and_cost_of_what_may_not_fit_come_after_the_word_that_says_so(verdict: str, words: str) -> None:
+    text = estimate_page.page(estimate(used_gib=150.0, verdict=verdict), "my.yaml")
+    warning, step = text.index(f"\n{words}"), text.index("\nStep: ")
+    assert warning < step < text.index("\nRun: ")
+    assert "`rigplan fits my.yaml` shows what makes it fit" in text[warning:step]
+
+
+def test_what_fits_is_told_without_a_warning() -> None:
+    assert "out of memory" not in estimate_page.page(estimate())
 
 
 def test_the_first_line_says_the_verdict_the_room_and_the_range() -> None:
@@ -127,6 +142,30 @@ def test_the_ladder_prints_as_agreed(golden: Path) -> None:
 @pytest.mark.parametrize(("value", "text"), [(1240.4, "1,240"), (38.16, "38.2"), (0.5678, "0.57"), (9.996, "10.0")])
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert layout.few_digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("days", "cell", "between"),
+    [(38.16, "38.2", "28.6 to 51.5"), (1.5, "36.0 h", "27.0 to 48.6"), (1 / 24, "1.00 h", "0.75 to 1.35")],
+)
+def test_a_length_is_told_in_the_unit_that_reads_best_and_its_range_in_the_same(
+    days: float, cell: str, between: str
+) -> None:
+    assert layout.length(days) == cell
+    assert layout.length_span(days, 0.75 * days, 1.35 * days) == between
+
+
+def test_a_short_run_is_told_in_hours_or_minutes_everywhere() -> None:
+    hour = estimate(days=1 / 24, usd=2.0)
+    text = plan.page(Plan(ranked=[hour, estimate(days=30)], question="the cheapest that finishes in 2 days"))
+    assert ": 1 h (0.75 to 1.35), 2.00 USD" in text.splitlines()[1]
+    assert re.search(r" 1\.00 h 0\.75-1\.35 ", text)
+    assert "Run: 20 min (15 min to 27 min)" in estimate_page.page(estimate(days=20 / 1440))
+
+
+def test_a_run_for_less_than_10_usd_is_told_to_the_cent() -> None:
+    assert ", 0.03 USD" in plan.page(Plan(ranked=[estimate(usd=0.034)]))
+    assert ", 12 USD" in plan.page(Plan(ranked=[estimate(usd=12.4)]))
 
 
 def test_progress_is_silent_while_it_is_quick_and_plain_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

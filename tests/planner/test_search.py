@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from planner.report.plan import page
 from planner.search import missing_bytes
 
 TINY: Mapping[str, Any] = {
-    "config": {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000, "n_positions": 512},
+    "config": {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 1000, "n_positions": 512},
     "task": "causal-lm",
 }
 
@@ -55,6 +56,32 @@ def test_the_micro_batch_of_a_timed_answer_is_no_larger_and_trains_no_slower() -
     assert best.step is not None
     assert at_largest.step is not None
     assert best.step.seconds <= at_largest.step.seconds * 1.001
+    (note,) = best.notes  # which two were compared, and by what
+    took = re.fullmatch(
+        r"micro_batch auto: (\d+)(?:, the largest that fits,)? takes ([\d.]+) (us|ms) a sample, "
+        r"(\d+)(?:, the largest that fits,)? takes ([\d.]+) \3",
+        note,
+    )
+    assert took is not None, note
+    assert int(took[1]) == best.strategy.micro_batch
+    assert largest.strategy.micro_batch in (int(took[1]), int(took[4]))
+    assert float(took[2]) <= float(took[5])
+    assert float(took[2]) == pytest.approx(best.step.seconds / 512 * (1e6 if took[3] == "us" else 1e3), rel=0.01)
+
+
+def test_a_plan_says_how_the_micro_batch_of_its_first_was_found() -> None:
+    small = {"gpu": "rtx-3090", "memory_limit": "1 GiB"}
+    found = planner.plan(spec({"micro_batch": "auto", "global_batch": 512}, small))
+    assert f"of the first, {found.ranked[0].notes[0]}" in found.notes
+
+
+def test_what_is_assumed_of_several_numbers_of_gpus_is_told_once() -> None:
+    found = planner.plan(spec({}, {"gpu": ["rtx-3090", "h100-sxm5-80gb"], "count": [1, 2, 4]}))
+    joined = [line for line in found.assumptions if " GPUs joined as in " in line]
+    assert joined == [
+        "2 and 4 GPUs joined as in 8x rtx-3090 (pcie4-no-peer)",
+        "2 and 4 GPUs joined as in dgx-h100 (nvlink4-nvswitch)",
+    ]
 
 
 def test_a_plan_ranks_every_combination_or_says_why_not() -> None:
