@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from calibrate.device import name_in_catalog
@@ -31,9 +32,18 @@ from planner import machine as machines
 from planner.cache import Workloads
 from planner.evaluate import knobs_of, not_possible
 from planner.spec import Spec
-from planner.step import HOST_COMPILED, HOST_PHASES, SUSTAINED, compiled_work, host_work, priced, sustained_class
+from planner.step import (
+    HOST_COMPILED,
+    HOST_PHASES,
+    SUSTAINED,
+    compiled_work,
+    host_work,
+    phases,
+    priced,
+    sustained_class,
+)
 from planner.strategy import batch_plan, choices
-from planner.workload import Workload
+from planner.workload import CALL, PHASES, Workload
 
 CASES = Path(__file__).with_name("steps.yaml")
 CASE_SECONDS = 60.0  # after which one case is stopped; it takes five
@@ -58,11 +68,19 @@ class Run:
     workload: Workload
     accumulation: int
     alone: dict[str, float]  # seconds of one step by sustained class
+    busy: dict[str, float]  # seconds of the operators of forward and backward
 
     @property
     def filled(self) -> bool:
         """Whether the device's own work fills the step: then the host waits for it, however fast it is."""
         return sum(self.alone.values()) >= HOST_LIMITED * float(self.record["pipelined_seconds"])
+
+    def limits(self, phase: str) -> bool:
+        """Whether the host limits a phase: it is busy for as long, and operators do not fill it (or, in the optimizer,
+        which may wait for what comes before it, the step)."""
+        host, device = (float(self.record[f"{phase}{kind}_seconds"]) for kind in ("_host", ""))
+        filled = self.filled if phase == "optimizer" else self.busy[phase] >= HOST_LIMITED * device
+        return host >= HOST_LIMITED * device and not filled
 
 
 def trained(accelerator: str, minutes: float, say: Say, execute: Execute = subprocess.run) -> list[dict[str, Any]]:
@@ -163,7 +181,17 @@ def _run(record: Record, profile: str) -> Run:
     for operator, seconds, count in zip(costs.operators, costs.alone, counts, strict=True):
         name = sustained_class(operator)
         alone[name] = alone.get(name, 0.0) + float(seconds * count)
-    return Run(record, workload, batches.accumulation, alone)
+    return Run(record, workload, batches.accumulation, alone, _busy(workload, costs.device, batches.accumulation))
+
+
+def _busy(workload: Workload, seconds: NDArray[np.float64], accumulation: int) -> dict[str, float]:
+    """Seconds of a step's operators by phase; `seconds` are those of each call."""
+    events = workload.segments["micro_step"]
+    found = {}
+    for phase in ("forward", "backward"):
+        calls = events.values[(events.codes == CALL) & (phases(events) == PHASES.index(phase))]
+        found[phase] = accumulation * float(seconds[calls].sum())
+    return found
 
 
 def host_factors(found: list[Run]) -> dict[str, Factor]:
@@ -176,10 +204,9 @@ def host_factors(found: list[Run]) -> dict[str, Factor]:
     for phase, name in HOST_PHASES.items():
         per_unit: dict[str, list[float]] = defaultdict(list)
         for run in found:
-            host, device = run.record[f"{phase}_host_seconds"], run.record[f"{phase}_seconds"]
             work = host_work(run.workload, phase) * (run.accumulation if phase != "optimizer" else 1)
-            if work and host >= HOST_LIMITED * device and not run.filled:
-                per_unit[run.record.get("machine", "")].append(host / work)
+            if work and run.limits(phase):
+                per_unit[run.record.get("machine", "")].append(run.record[f"{phase}_host_seconds"] / work)
         if per_unit:
             factors[name] = _over_machines(per_unit, 0.5 if phase != "optimizer" else 0.25, "training runs")
     return factors

@@ -192,6 +192,8 @@ def test_every_counterpart_is_an_operator_that_is_priced() -> None:
 
 def test_a_sum_that_is_written_where_it_is_read_goes_on_there() -> None:
     total, one, two = tensor("f32", 8, 4), tensor("f32", 8, 2), tensor("f32", 2, 4)
-    thunk = replay._thunk(Call("addmm.out", (total, one, two), (("out", total),), (total,)), replay.pool_of(CPU))
+    thunk = replay._thunk(
+        Call("addmm.out", (total, one, two), (("out", total),), (total,)), replay.pool_of(torch.device("cpu"))
+    )
     first = thunk().clone()
     assert not torch.equal(thunk(), first)

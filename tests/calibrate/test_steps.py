@@ -16,11 +16,12 @@ from planner.spec import Spec
 H200 = {"device": "NVIDIA H200", "total_bytes": 150109880320}
 
 
-def _run(host_s: float, device_s: float, alone: dict[str, float] | None = None) -> steps.Run:
+def _run(host_s: float, device_s: float, alone: dict[str, float] | None = None, busy_s: float = 0.0) -> steps.Run:
     record: dict[str, Any] = {"host_seconds": host_s, "pipelined_seconds": device_s}
     for phase in ("forward", "backward", "optimizer"):
         record |= {f"{phase}_host_seconds": host_s / 3, f"{phase}_seconds": device_s / 3}
-    return steps.Run(record, None, 1, alone or {})  # type: ignore[arg-type]
+    busy = {"forward": busy_s, "backward": busy_s}
+    return steps.Run(record, None, 1, alone or {}, busy)  # type: ignore[arg-type]
 
 
 def test_the_cases_are_specs_half_limited_by_the_host() -> None:
@@ -68,7 +69,9 @@ def test_a_process_that_cannot_start_gives_no_records_and_says_so() -> None:
 def test_host_factors_are_the_median_over_runs_that_the_host_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "host_work", lambda workload, phase: 1000)
     slow_device = _run(0.03, 3.0)
-    found = steps.host_factors([_run(0.09, 0.09), _run(0.06, 0.06), _run(0.12, 0.12), slow_device])
+    waited = _run(9.0, 9.0, busy_s=3.0)  # the host waits while the device works through the phase
+    waited = replace(waited, alone={"": 9.0})
+    found = steps.host_factors([_run(0.09, 0.09), _run(0.06, 0.06), _run(0.12, 0.12), slow_device, waited])
     assert found["host_forward_op_s"].value == pytest.approx(0.03 / 1000)
     assert found["host_backward_op_s"].source == "3 training runs limited by the host"
     assert found["host_optimizer_unit_s"].value == pytest.approx(0.025 / 1000)  # the lower quartile of 20, 30, 40
