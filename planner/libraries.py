@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType
 
 from catalog.errors import RigplanError
 
 # What every trace imports, and every trace of a transformers model.
 TRACING = ("planner.trace",)
 MODELS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+LISTS_MODELS = "create_import_structure_from_path"  # of transformers.utils.import_utils: kept by an lru_cache
 # Whose warnings are about their own next version, and nothing that a user of rigplan could act on.
 NAMES = r"(torch|transformers|peft|accelerate)(\.|$)"
 
@@ -33,7 +36,25 @@ def load(progress: Callable[[str], None], *, models: bool, adapters: bool = Fals
         progress("loading torch and transformers" if models else "loading torch")
     with collector_at_rest(), warnings_off():
         for name in missing:
+            if name in MODELS:
+                list_models_once()
             import_module(name)
+
+
+def list_models_once() -> None:
+    """Let transformers read the sources of all its models once: it asks for them by their folder and again by its file.
+
+    Saves half a second. The second time it gets what its own cache kept of the first.
+    """
+    import_utils = import_module("transformers.utils.import_utils")
+    listed = getattr(import_utils, LISTS_MODELS, None)
+    if isinstance(listed, FunctionType) or listed is None:
+        return  # done before, or another transformers
+
+    def of_folder(path: str | Path) -> object:
+        return listed(Path(path).parent if Path(path).name == "__init__.py" else Path(path))
+
+    setattr(import_utils, LISTS_MODELS, of_folder)
 
 
 def require_peft() -> None:
