@@ -119,6 +119,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             assumptions=assumptions,
             versions=versions(),
             modules=tuple(recorder.modules.numbers),
+            streams=dict(recorder.streams),
         )
         del inputs, given
     return workload

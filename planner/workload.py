@@ -79,6 +79,7 @@ class Workload:
     versions: Mapping[str, str] = field(default_factory=dict)
     host_bytes: int = 0  # what lies in host memory instead of on the GPU
     modules: tuple[str, ...] = ("",)  # names as torch's named_modules() has them
+    streams: Mapping[int, int] = field(default_factory=dict)  # of blocks born beside the default stream: its number
 
     @property
     def parameter_count(self) -> int:
