@@ -106,7 +106,7 @@ def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:
     )
 
 
-_OF_RANK: dict[tuple[int, str, str, str, int], tuple[Workload, Workload]] = {}
+_OF_RANK: dict[tuple[int, str, str, str, str, int], tuple[Workload, Workload]] = {}
 
 
 def of_rank(workload: Workload, strategy: Strategy, machine: Machine) -> Workload:
@@ -114,7 +114,7 @@ def of_rank(workload: Workload, strategy: Strategy, machine: Machine) -> Workloa
     ranks = data_parallel(strategy, machine.choice)
     if strategy.offload == "none" and strategy.sharding in ALIKE_ON_ALL_RANKS:
         ranks = min(ranks, 2)
-    key = (id(workload), strategy.precision, strategy.sharding, strategy.offload, ranks)
+    key = (id(workload), strategy.precision, strategy.sharding, strategy.zero1, strategy.offload, ranks)
     if key not in _OF_RANK:
         _OF_RANK[key] = (workload, after_trace(workload, strategy, machine.choice))
     return _OF_RANK[key][1]

@@ -227,6 +227,7 @@ def _optimizer_steps(module: torch.nn.Module, knobs: TraceKnobs, recorder: Recor
         recorder.phase("optimizer")
         if knobs.max_grad_norm is not None:
             clip_gradients(trained, knobs.max_grad_norm)
+            recorder.phase("optimizer")  # from here on each call is of some parameters alone
         optimizer.step()
         segments[name] = events = recorder.segment()
         for block in events.values[events.codes == FREE]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner.collectives import WAIT, Mesh, is_collective, traffic
 from planner.memory import Scratch, Timeline, replay
-from planner.passes import ddp, zero
+from planner.passes import ddp, zero, zero_redundancy
 from planner.passes.partition import share_elements, state_bytes
 from planner.workload import CALL, Workload
 from tests.planner.sharded_model import traced
@@ -89,7 +89,7 @@ def test_ddp_copies_every_gradient_into_its_bucket_and_back(whole: Workload) -> 
         lambda w, n: zero.apply(w, n, 1),
         lambda w, n: zero.apply(w, n, 2),
         zero.partitioned,
-        zero.zero_redundancy,
+        zero_redundancy.apply,
     ],
 )
 def test_on_one_rank_every_technique_changes_nothing(whole: Workload, technique) -> None:  # type: ignore[no-untyped-def]
@@ -140,8 +140,22 @@ def test_the_step_of_a_partition_launches_few_kernels_on_its_share_alone(low: Wo
 
 
 def test_zero_redundancy_gives_the_largest_parameter_to_the_rank_with_the_least() -> None:
-    assert zero.greedy_shares([5, 4, 3, 3], 2) == [8, 7]
-    assert zero.greedy_shares([10], 3) == [10, 0, 0]
+    assert zero_redundancy.owners([3, 5, 3, 4], 2) == [1, 0, 0, 1]
+    assert zero_redundancy.owners([10], 3) == [0]
+
+
+def test_zero_redundancy_steps_its_own_parameters_and_sends_every_one(whole: Workload) -> None:
+    share = zero_redundancy.apply(whole, 2)
+    held = state_bytes(share) / state_bytes(whole)
+    assert 0.5 <= held < 0.52
+    assert played(whole).peaks["optimizer"] > played(share).peaks["optimizer"] - ddp_bucket_bytes(whole)
+    sent = traffic(share, "optimizer")
+    assert [kind for kind, _, _ in sent] == ["broadcast"] * len(whole.parameters)
+    assert sum(size for _, _, size in sent) == whole.trainable_count * 4
+
+
+def ddp_bucket_bytes(workload: Workload) -> int:
+    return sum(bucket.size_bytes for bucket in ddp.gradient_buckets(workload))
 
 
 def test_stage_3_of_a_model_within_the_live_limit_keeps_what_it_gathered() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from planner.cache import TraceKnobs
 from planner.collectives import Mesh
-from planner.passes import ddp, zero
+from planner.passes import ddp, zero_redundancy
 from planner.passes.partition import state_bytes
 from planner.spec import Spec
 from planner.trace import trace
@@ -64,7 +64,7 @@ def of_transformers(tensor: int) -> Workload:
 
 WAYS = {
     "none": lambda: ddp.apply(traced(), 2),
-    "zero1": lambda: zero.zero_redundancy(traced(), 2),
+    "zero1": lambda: zero_redundancy.apply(traced(), 2),
     "fsdp": lambda: traced(Mesh("fsdp", 2)),
     "tensor": lambda: traced(Mesh("none", tensor=2)),
     "fsdp-grad-op": lambda: traced(Mesh("fsdp-grad-op", 2)),
