@@ -76,6 +76,8 @@ def _play_all(player: _Player, scratch: Scratch, accumulation: int, evaluation: 
             player.play("micro_step", again=micro_step > 0)
         player.play("optimizer_first" if step == 0 else "optimizer")
         player.drop_gradients()
+        if step == 0 and "settle" in player.workload.segments:
+            player.play("settle")
     if evaluation and "evaluation" in player.workload.segments:
         player.play("evaluation")
     if scratch.gathered_bytes:

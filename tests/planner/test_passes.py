@@ -15,7 +15,7 @@ from planner.collectives import WAIT, Mesh, is_collective, traffic
 from planner.memory import Scratch, Timeline, replay
 from planner.passes import ddp, zero, zero_redundancy
 from planner.passes.partition import share_elements, state_bytes
-from planner.workload import CALL, Workload
+from planner.workload import ALLOCATE, CALL, FREE, Workload
 from tests.planner.sharded_model import traced
 
 MIB = 1 << 20
@@ -55,10 +55,32 @@ def test_buckets_fill_in_backward_order_and_hold_each_gradient_once(whole: Workl
 def test_ddp_holds_one_gradient_sized_buffer_more_from_the_start(whole: Workload) -> None:
     replica = ddp.apply(whole, 8)
     grown = {phase: played(replica).peaks[phase] - peak for phase, peak in played(whole).peaks.items()}
-    (more,) = set(grown.values())
-    assert more == pytest.approx(
-        whole.trainable_count * 4, rel=0.005
-    )  # the allocator rounds, and does not split small rests
+    weights = whole.trainable_count * 4
+    assert all(more == pytest.approx(weights, rel=0.005) for more in grown.values())  # small rests are not split off
+
+
+def test_ddp_begins_with_one_bucket_and_makes_them_anew_after_the_first_step(whole: Workload) -> None:
+    replica = ddp.apply(whole, 2)
+
+    def sizes(segment: str, code: int) -> list[int]:
+        events = replica.segments[segment]
+        return replica.block_bytes[events.values[events.codes == code]].tolist()  # type: ignore[no-any-return]
+
+    buckets = [bucket.size_bytes for bucket in ddp.gradient_buckets(whole)]
+    assert sizes("load", ALLOCATE)[-1] == sum(buckets)
+    assert sizes(ddp.SETTLE, FREE) == [sum(buckets)]
+    assert sizes(ddp.SETTLE, ALLOCATE) == buckets
+
+
+def test_ddp_sends_weights_flat_in_250_mib_two_at_a_time(whole: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddp, "SENT_BYTES", 10 * MIB)
+    events = ddp.apply(whole, 2).segments["load"]
+    held, most, sent = 0, 0, 0
+    for code in events.codes[len(whole.segments["load"]) : -1].tolist():  # the last is the bucket
+        held += 1 if code == ALLOCATE else -1
+        most, sent = max(most, held), sent + (code == ALLOCATE)
+    assert (held, most) == (0, ddp.IN_FLIGHT)
+    assert sent >= 4
 
 
 def test_ddp_reduces_in_the_last_micro_step_alone(whole: Workload) -> None:
