@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from math import gcd
 from typing import TYPE_CHECKING
 
 from planner.money_spec import CampaignSpec, PriceSpec
@@ -254,10 +255,14 @@ def _tensor_parallel(strategy: Strategy, hardware: HardwareChoice) -> str | None
     ranks, within = strategy.tensor_parallel, hardware.gpus_in_node
     if ranks == 1:
         return None
+    able = gcd(hardware.count, within)
+    instead = f"use {' or '.join(str(size) for size in range(1, able + 1) if able % size == 0)}"
     if hardware.count % ranks:
-        return f"tensor_parallel {ranks} does not divide {hardware.count} GPUs"
+        return f"tensor_parallel {ranks} does not divide {hardware.count} GPUs; {instead}"
     if within % ranks:
-        return f"tensor_parallel {ranks} does not divide the {within} GPUs of a node, and must stay inside one"
+        return (
+            f"tensor_parallel {ranks} does not divide the {within} GPUs of a node, and must stay inside one; {instead}"
+        )
     if strategy.sharding in ZERO:
         return f"tensor_parallel with {strategy.sharding} is not offered; use fsdp, or tensor_parallel 1"
     return None
@@ -276,7 +281,10 @@ def _sharding(strategy: Strategy, hardware: HardwareChoice) -> str | None:
     if hardware.nodes == 1:
         return "hsdp shards inside a node and replicates between nodes, and here is one node; use fsdp"
     if hardware.count % hardware.nodes:
-        return f"hsdp needs equal nodes, and {hardware.count} GPUs do not divide over {hardware.nodes}"
+        return (
+            f"hsdp needs equal nodes, and {hardware.count} GPUs do not divide over {hardware.nodes}; use a multiple of "
+            f"{hardware.nodes}, or fsdp"
+        )
     return None
 
 
