@@ -25,6 +25,8 @@ from planner.operators.operator import (
 INDEX_DTYPES = ("i64", "i32")
 INDEXED = ("index_put", "_index_put_impl", "_unsafe_index_put")
 PADDING = ("constant_pad_nd", "pad")
+# Copies of many tensors by one kernel are timed as a concatenation, whose kernel is of the same make.
+BATCHED = "cat"
 
 
 def pointwise(variant: str, call: Call) -> Operator:
@@ -55,19 +57,19 @@ def copy_of_list(variant: str, call: Call) -> Operator:
     return by_bytes("optimizer", variant, call, shape, read_bytes=size(source), written_bytes=size(into))
 
 
-def into_buffer(variant: str, call: Call) -> Operator:
+def into_buffer(_: str, call: Call) -> Operator:
     """FSDP's copies into the buffer of a collective: the rank's own shards, or whole gradients, cast on the way."""
     source = tensors(call.arguments[0])
     into = tensors(dict(call.keywords).get("out")) or source
     shape = (elements(into), 0, elements(into))
-    return by_bytes("copy", variant, call, shape, read_bytes=size(source), written_bytes=size(into))
+    return by_bytes("copy", BATCHED, call, shape, read_bytes=size(source), written_bytes=size(into))
 
 
-def out_of_buffer(variant: str, call: Call) -> Operator:
+def out_of_buffer(_: str, call: Call) -> Operator:
     """FSDP's copy of what was gathered into whole weights: every byte read once and written once."""
     gathered = (first(call),)
     shape = (elements(gathered), 0, elements(gathered))
-    return by_bytes("copy", variant, call, shape, read_bytes=size(gathered), written_bytes=size(gathered))
+    return by_bytes("copy", BATCHED, call, shape, read_bytes=size(gathered), written_bytes=size(gathered))
 
 
 def part_backward(variant: str, call: Call) -> Operator:
