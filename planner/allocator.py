@@ -2,7 +2,8 @@
 
 Rules and sizes as in c10/cuda/CUDACachingAllocator: requests round to 512 bytes; up to 1 MiB they are served from 2 MiB
 segments, below 10 MiB from 20 MiB segments, above from segments of their own in multiples of 2 MiB; the best-fitting
-free block is taken and split; neighbours merge when freed; nothing goes back to the driver before memory runs out.
+free block is taken and split; neighbours merge when freed; nothing goes back to the driver before memory runs out. Each
+stream has segments of its own: what one has freed serves no other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ MIDDLE_SEGMENT = 20 * MIB
 LARGE_ROUND = 2 * MIB
 
 
+Pool = tuple[int, bool]  # the stream, and whether it serves small requests
+
+
 class OutOfMemory(Exception):
     """No segment of the size asked for fits under the limit, even after the cache was emptied."""
 
@@ -29,10 +33,10 @@ class OutOfMemory(Exception):
 class Block:
     """A piece of a segment, free or taken, between its neighbours there. Sizes and addresses in bytes."""
 
-    __slots__ = ("address", "after", "before", "free", "size", "small")
+    __slots__ = ("address", "after", "before", "free", "pool", "size")
 
-    def __init__(self, address: int, size: int, small: bool) -> None:
-        self.address, self.size, self.small = address, size, small
+    def __init__(self, address: int, size: int, pool: Pool) -> None:
+        self.address, self.size, self.pool = address, size, pool
         self.free = False
         self.before: Block | None = None
         self.after: Block | None = None
@@ -45,18 +49,18 @@ class Allocator:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self._limit = limit_bytes
         self._expandable = expandable
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), by pool
+        self._free: dict[Pool, list[tuple[int, int]]] = {}  # (size, address), by pool
         self._blocks: dict[int, Block] = {}  # free blocks by address
-        self._tails: dict[bool, Block | None] = {True: None, False: None}  # expandable: each pool's last block
+        self._tails: dict[Pool, Block] = {}  # expandable: each pool's last block
         self._next_address = 0
 
-    def allocate(self, size_bytes: int) -> Block | None:
-        """A block for `size_bytes`; None for nothing. Raises OutOfMemory."""
+    def allocate(self, size_bytes: int, stream: int = 0) -> Block | None:
+        """A block for `size_bytes` from the pools of `stream`; None for nothing. Raises OutOfMemory."""
         if size_bytes == 0:
             return None
         size = -(-size_bytes // ROUND) * ROUND
         small = size <= SMALL_REQUEST
-        block = self._best_fit(size, small) or self._grow(size, small)
+        block = self._best_fit(size, (stream, small)) or self._grow(size, (stream, small))
         remaining = block.size - size
         if remaining >= ROUND if small or self._expandable else remaining > SMALL_REQUEST:
             self._split(block, size)
@@ -82,47 +86,47 @@ class Allocator:
     def reset_peak(self) -> None:
         self.peak_allocated = self.allocated
 
-    def _best_fit(self, size: int, small: bool) -> Block | None:
-        pool = self._free[small]
-        at = bisect_left(pool, (size, -1))
-        if at == len(pool):
+    def _best_fit(self, size: int, pool: Pool) -> Block | None:
+        free = self._free.setdefault(pool, [])
+        at = bisect_left(free, (size, -1))
+        if at == len(free):
             return None
-        block = self._blocks[pool[at][1]]
+        block = self._blocks[free[at][1]]
         self._take(block)
         return block
 
-    def _grow(self, size: int, small: bool) -> Block:
+    def _grow(self, size: int, pool: Pool) -> Block:
         if self._expandable:
-            return self._stretch(size, small)
+            return self._stretch(size, pool)
         segment = (
             SMALL_SEGMENT
-            if small
+            if pool[1]
             else MIDDLE_SEGMENT
             if size < MIDDLE_REQUEST
             else -(-size // LARGE_ROUND) * LARGE_ROUND
         )
         self._reserve(segment)
-        block = Block(self._next_address, segment, small)
+        block = Block(self._next_address, segment, pool)
         self._next_address += segment + LARGE_ROUND  # segments never touch, so never merge
         return block
 
-    def _stretch(self, size: int, small: bool) -> Block:
+    def _stretch(self, size: int, pool: Pool) -> Block:
         """Map more pages at the end of the pool's one segment; its last block, when free, is part of the answer."""
-        page = SMALL_SEGMENT if small else MIDDLE_SEGMENT
-        tail = self._tails[small]
+        page = SMALL_SEGMENT if pool[1] else MIDDLE_SEGMENT
+        tail = self._tails.get(pool)
         spare = tail.size if tail is not None and tail.free else 0
         grown = -(-(size - spare) // page) * page
         self._reserve(grown)
-        start = (1 << 60 if small else 0) if tail is None else tail.address + tail.size
+        start = (2 * pool[0] + pool[1]) << 50 if tail is None else tail.address + tail.size
         if tail is not None and tail.free:
             self._take(tail)
             tail.size += grown
             return tail
-        block = Block(start, grown, small)
+        block = Block(start, grown, pool)
         block.before = tail
         if tail is not None:
             tail.after = block
-        self._tails[small] = block
+        self._tails[pool] = block
         return block
 
     def _reserve(self, size: int) -> None:
@@ -139,16 +143,16 @@ class Allocator:
         for block in [block for block in self._blocks.values() if block.before is None and block.after is None]:
             self._take(block)
             self.reserved -= block.size
-            if self._tails[block.small] is block:
-                self._tails[block.small] = None
+            if self._tails.get(block.pool) is block:
+                del self._tails[block.pool]
 
     def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, block.small)
+        rest = Block(block.address + size, block.size - size, block.pool)
         rest.before, rest.after = block, block.after
         if rest.after is not None:
             rest.after.before = rest
-        elif self._tails[block.small] is block:
-            self._tails[block.small] = rest
+        elif self._tails.get(block.pool) is block:
+            self._tails[block.pool] = rest
         block.after, block.size = rest, size
         self._put(rest)
 
@@ -157,16 +161,16 @@ class Allocator:
         block.after = after.after
         if block.after is not None:
             block.after.before = block
-        elif self._tails[after.small] is after:
-            self._tails[after.small] = block
+        elif self._tails.get(after.pool) is after:
+            self._tails[after.pool] = block
 
     def _put(self, block: Block) -> None:
         block.free = True
         self._blocks[block.address] = block
-        insort(self._free[block.small], (block.size, block.address))
+        insort(self._free.setdefault(block.pool, []), (block.size, block.address))
 
     def _take(self, block: Block) -> None:
         block.free = False
         del self._blocks[block.address]
-        pool = self._free[block.small]
-        del pool[bisect_left(pool, (block.size, block.address))]
+        free = self._free[block.pool]
+        del free[bisect_left(free, (block.size, block.address))]

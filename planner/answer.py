@@ -180,6 +180,7 @@ class StrategyUsed(_Part):
     checkpointing: str
     loss: str = "eager"
     sharding: str
+    zero1: str = "torch"
     tensor_parallel: int
     offload: str
     compile: bool

@@ -200,6 +200,7 @@ def save(workload: Workload, path: Path) -> None:
         "parameters": [asdict(parameter) for parameter in workload.parameters],
         **{name: getattr(workload, name) for name in ("samples_to_tokens", "family", "task", "assumptions", "modules")},
         "versions": dict(workload.versions),
+        "streams": list(workload.streams.items()),
     }
     columns = {
         f"{name}.{column}": getattr(events, column)
@@ -244,6 +245,7 @@ def load(path: Path) -> Workload | None:
                 assumptions=tuple(meta["assumptions"]),
                 versions=meta["versions"],
                 modules=tuple(meta["modules"]),
+                streams=dict(meta["streams"]),
             )
     except (OSError, ValueError, KeyError):
         return None

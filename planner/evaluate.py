@@ -24,7 +24,7 @@ from planner.machine import Machine
 from planner.passes.table import ALIKE_ON_ALL_RANKS, after_trace
 from planner.spec import Spec
 from planner.step import StepTime, step_time
-from planner.strategy import BatchPlan, Strategy, batch_plan, choices, data_parallel, impossible
+from planner.strategy import FSDP, BatchPlan, Strategy, batch_plan, choices, data_parallel, impossible
 from planner.workload import Workload
 
 # What an offloaded run is taken to have; the figures are in catalog/data/overheads.yaml.
@@ -33,6 +33,9 @@ _HOST = (
     "offload: host memory is pinned, and its need may be half as much again",
 )
 OFFLOADED = {"optimizer": _HOST, "all": _HOST}
+REDUCED_EACH_TIME = (
+    "FSDP reduces gradients in every micro-step, as torch does unless set_requires_gradient_sync says otherwise"
+)
 FUSED_LOSS = (
     "loss fused-linear: Liger's kernel (liger_kernel), "
     "in evaluations too, as transformers' Trainer has it where no metrics are computed"
@@ -72,6 +75,11 @@ def evaluate(
             *machine.assumptions,
             *OFFLOADED.get(strategy.offload, ()),
             *((FUSED_LOSS,) if strategy.loss == "fused-linear" else ()),
+            *(
+                (REDUCED_EACH_TIME,)
+                if strategy.sharding in FSDP and batches.accumulation > 1 and machine.count > 1
+                else ()
+            ),
             *compiling(workload, start),
         ],
         unmodelled=[*UNMODELLED, *(f"operator {name}" for name in (time.unmodelled if time else ()))],
@@ -106,7 +114,7 @@ def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:
     )
 
 
-_OF_RANK: dict[tuple[int, str, str, str, int], tuple[Workload, Workload]] = {}
+_OF_RANK: dict[tuple[int, str, str, str, str, int], tuple[Workload, Workload]] = {}
 
 
 def of_rank(workload: Workload, strategy: Strategy, machine: Machine) -> Workload:
@@ -114,7 +122,7 @@ def of_rank(workload: Workload, strategy: Strategy, machine: Machine) -> Workloa
     ranks = data_parallel(strategy, machine.choice)
     if strategy.offload == "none" and strategy.sharding in ALIKE_ON_ALL_RANKS:
         ranks = min(ranks, 2)
-    key = (id(workload), strategy.precision, strategy.sharding, strategy.offload, ranks)
+    key = (id(workload), strategy.precision, strategy.sharding, strategy.zero1, strategy.offload, ranks)
     if key not in _OF_RANK:
         _OF_RANK[key] = (workload, after_trace(workload, strategy, machine.choice))
     return _OF_RANK[key][1]

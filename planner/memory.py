@@ -76,6 +76,8 @@ def _play_all(player: _Player, scratch: Scratch, accumulation: int, evaluation: 
             player.play("micro_step", again=micro_step > 0)
         player.play("optimizer_first" if step == 0 else "optimizer")
         player.drop_gradients()
+        if step == 0 and "settle" in player.workload.segments:
+            player.play("settle")
     if evaluation and "evaluation" in player.workload.segments:
         player.play("evaluation")
     if scratch.gathered_bytes:
@@ -111,20 +113,21 @@ class _Player:
         self.names = [call.name for call in workload.calls]
         self.awaited = [block for block in scratch.held if isinstance(block, Workspace)]
         self.gradients = [parameter.gradient_block for parameter in workload.parameters]
+        self.streams = workload.streams
 
     def play(self, segment: str, *, again: bool = False) -> None:
         """One segment. `again`: gradients are there already, so a new one is added to the old and dies."""
         events = self.workload.segments[segment]
         extra: dict[int, Block | None] = {}
         fresh = {block for block in self.gradients if block is not None} if again else set()
-        allocate, free = self.allocator.allocate, self.allocator.free
+        allocate, free, stream = self.allocator.allocate, self.allocator.free, self.streams.get
         for code, value in zip(events.codes.tolist(), events.values.tolist(), strict=True):
             if code == ALLOCATE:
                 if value in fresh:
-                    extra[value] = allocate(self.sizes[value])
+                    extra[value] = allocate(self.sizes[value], stream(value, 0))
                     self._count(value, 1)
                 elif value not in self.live:
-                    self.live[value] = allocate(self.sizes[value])
+                    self.live[value] = allocate(self.sizes[value], stream(value, 0))
                     self._count(value, 1)
             elif code == FREE:
                 if value in extra:

@@ -33,7 +33,7 @@ class Outcomes:
     def __init__(self, spec: Spec, profile: str = "", progress: Progress | None = None) -> None:
         self.spec, self.profile = spec, profile
         self.workloads = Workloads(spec.model, spec.data, progress)
-        self._predictions: dict[tuple[TraceKnobs, str, int, bool], Predict] = {}
+        self._predictions: dict[tuple[TraceKnobs, str, str, int, bool], Predict] = {}
 
     def of(self, strategy: Strategy, choice: HardwareChoice, how: How) -> Estimate | str:
         """One combination, answered as `how` says."""
@@ -119,7 +119,7 @@ class Outcomes:
         Accumulated micro-steps and replicas have lines of their own; GPUs differ by little, so the first one's serves.
         """
         accumulated = strategy.accumulation != 1 and strategy.global_batch is not None
-        key = (knobs, strategy.sharding, machine.count, accumulated)
+        key = (knobs, strategy.sharding, strategy.zero1, machine.count, accumulated)
         if key not in self._predictions:
             points = []
             for size in ANCHORS:

@@ -47,6 +47,7 @@ class Recorder(TorchDispatchMode):
         self.kind = "temporary"
         self.modules = ModulePath()
         self.owners: list[int] = []  # the module of each block
+        self.streams: dict[int, int] = {}  # of blocks born beside the default stream (see ShardedRecorder)
         self._module = WHOLE
         self._stepped = WHOLE  # whose parameters the optimizer works on
         self._events: list[tuple[int, int, int]] = []

@@ -57,6 +57,7 @@ OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
 Checkpointing = Literal["none", "full", "selective"]
 Loss = Literal["eager", "fused-linear"]
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "hsdp"]
+Zero1 = Literal["torch", "deepspeed"]
 Offload = Literal["none", "optimizer", "all", "most"]  # most: as much as the sharding's own code can
 TensorParallelStyle = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise"]
 Allocator = Literal["default", "expandable"]
@@ -127,6 +128,7 @@ class TrainingSpec(SpecPart):
     checkpointing: Choices[Checkpointing] = ("none",)  # what of a block is computed again in backward
     loss: Choices[Loss] = ("eager",)  # fused-linear: head and loss in chunks, as Liger does; the logits are never whole
     sharding: Choices[Sharding] = ("none",)  # over several GPUs; none is DDP
+    zero1: Choices[Zero1] = ("torch",)  # whose: torch's ZeroRedundancyOptimizer on DDP, or DeepSpeed's stage 1
     tensor_parallel: Choices[Count] = (1,)  # ranks inside a node that share each layer
     offload: Choices[Offload] = ("none",)  # what lives in the host's memory
     compile: Choices[bool] = (False,)  # torch.compile

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from catalog.ceilings import throttling
 from planner.collectives import HOST_LANE, is_collective, lanes, per_event, roles, schedule
 from planner.cost import Pricing, price, seconds
+from planner.host_units import cpp_share, host_units
 from planner.operators import UNKNOWN, Operator, describe
 from planner.passes.ddp import LAST
 from planner.roofline import PEAK_NAMES
-from planner.workload import CALL, COMPILED, PHASE, PHASES, Events, Workload
+from planner.workload import BY_CPP, BY_PROGRAM, CALL, COMPILED, PHASE, PHASES, Events, Workload
 
 Seconds = npt.NDArray[np.float64]
 
@@ -88,7 +89,8 @@ def step_time(
     `sm_share` the part of the device that collectives take from the kernels beside them."""
     costs = priced(workload, pricing)
     factor = pricing.profile.factor
-    host = {name: factor(key) for name, key in (HOST_PHASES | HOST_COMPILED).items()}
+    host = {name: factor(key) for name, key in (HOST_PHASES | HOST_COMPILED).items()} | {"cpp": cpp_share()}
+    more = host_units(workload)
     bookkeeping = host["optimizer"] * sum(parameter.gradient_block is not None for parameter in workload.parameters)
     micro, update = workload.segments["micro_step"], workload.segments["optimizer"]
     queues = _Queues(sm_share)
@@ -102,8 +104,8 @@ def step_time(
         if turn == walked - 1 and accumulation > walked:
             _skip(queues, parts, before, accumulation - walked)
         before = (queues.host, queues.device, dict(parts))
-        queues.run(final if turn == walked - 1 else micro, costs.device, host, parts, link, role, lane)
-    queues.run(update, costs.device, host, parts, link, role, lane, first=bookkeeping)
+        queues.run(final if turn == walked - 1 else micro, costs.device, host, parts, link, role, lane, more)
+    queues.run(update, costs.device, host, parts, link, role, lane, more, first=bookkeeping)
     total = max(queues.device, queues.host, queues.link) + factor("host_synchronize_s")
     counts = _counts(workload, micro) * (accumulation - 1) + _counts(workload, final) + _counts(workload, update)
     floor = float(costs.floor @ counts)
@@ -159,7 +161,7 @@ def host_work(workload: Workload, phase: str) -> int:
 def compiled_work(workload: Workload) -> tuple[int, int]:
     """How often a micro-step enters a compiled program, and what is launched inside: (entries, launches)."""
     events = workload.segments["micro_step"]
-    entries = int(((events.codes == COMPILED) & (events.values > 0)).sum())
+    entries = int(((events.codes == COMPILED) & (events.values == BY_PROGRAM)).sum())
     return entries, int(((events.codes == CALL) & _compiled(events)).sum())
 
 
@@ -189,7 +191,15 @@ def phases(events: Events) -> npt.NDArray[np.int64]:
 def _compiled(events: Events) -> npt.NDArray[np.bool_]:
     """Whether each event is a compiled program's."""
     marks = np.where(events.codes == COMPILED, np.where(events.values > 0, 1, -1), 0)
-    return np.cumsum(marks) > 0
+    return (np.cumsum(marks) > 0) & ~_by_cpp(events)
+
+
+def _by_cpp(events: Events) -> npt.NDArray[np.bool_]:
+    """Whether torch's own C++ code issues each event."""
+    marks = np.flatnonzero(events.codes == COMPILED)
+    last = np.searchsorted(marks, np.arange(len(events)), side="right") - 1
+    found: npt.NDArray[np.bool_] = (last >= 0) & (events.values[marks[last]] == BY_CPP) if len(marks) else last >= 0
+    return found
 
 
 class _Queues:
@@ -209,6 +219,7 @@ class _Queues:
         link: Seconds,
         role: npt.NDArray[np.int64],
         lane: npt.NDArray[np.int64],
+        host_units: Seconds,
         first: float = 0.0,
     ) -> None:
         """Issue and execute a segment; adds each phase's length to `parts`. The host is busy for `first` before it."""
@@ -216,7 +227,9 @@ class _Queues:
         phase_at = phases(events)
         inside = _compiled(events)
         issue = np.where(inside, host["launch"], np.array([host.get(name, 0.0) for name in PHASES])[phase_at]) * is_call
-        issue[(events.codes == COMPILED) & (events.values > 0)] = host["enter"]
+        issue[_by_cpp(events)] *= host["cpp"]
+        issue += per_event(events, host_units) * np.array([host.get(name, 0.0) for name in PHASES])[phase_at]
+        issue[(events.codes == COMPILED) & (events.values == BY_PROGRAM)] = host["enter"]
         issued = self.host + first + np.cumsum(issue)
         there = schedule(
             events,

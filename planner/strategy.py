@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from math import gcd
 from typing import TYPE_CHECKING
 
 from planner.money_spec import CampaignSpec, PriceSpec
@@ -30,6 +31,7 @@ class Strategy:
     checkpointing: str = "none"
     loss: str = "eager"
     sharding: str = "none"
+    zero1: str = "torch"
     tensor_parallel: int = 1
     offload: str = "none"
     compile: bool = False
@@ -85,11 +87,13 @@ def choices(spec: Spec) -> Iterator[tuple[Strategy, HardwareChoice]]:
 
 
 def _told(strategy: Strategy) -> Strategy:
-    """The strategy with the most that its sharding can offload said by name."""
-    if strategy.offload != "most":
-        return strategy
-    able = _OFFLOADS.get(strategy.sharding, {"all"})
-    return replace(strategy, offload="all" if "all" in able else "optimizer")
+    """The strategy with the most that its sharding can offload said by name, and with whose ZeRO-1 it is."""
+    if strategy.offload == "most":
+        able = _OFFLOADS.get(strategy.sharding, {"all"})
+        strategy = replace(strategy, offload="all" if "all" in able else "optimizer")
+    # torch's has no offload and no 16-bit weights beside fp32 ones
+    deepspeeds = strategy.zero1 == "deepspeed" or strategy.offload != "none" or strategy.precision == "fp16"
+    return replace(strategy, zero1="deepspeed" if strategy.sharding == "zero1" and deepspeeds else "torch")
 
 
 def _machines(entry: HardwareSpec, campaign: CampaignSpec | None) -> Iterator[HardwareChoice]:
@@ -120,6 +124,11 @@ def gpus_a_run(campaign: CampaignSpec, fleet: int, gpus_per_node: int | None) ->
 def data_parallel(strategy: Strategy, hardware: HardwareChoice) -> int:
     """Ranks that see different samples: every GPU, or every tensor-parallel group of them."""
     return max(1, hardware.count // strategy.tensor_parallel)
+
+
+def by_deepspeed(strategy: Strategy) -> bool:
+    """Whether DeepSpeed shards, which computes with weights in the low dtype beside partitions of fp32 ones."""
+    return strategy.sharding in ZERO and (strategy.sharding != "zero1" or strategy.zero1 == "deepspeed")
 
 
 def batch_plan(strategy: Strategy, hardware: HardwareChoice) -> BatchPlan | str:
@@ -180,6 +189,8 @@ OLDEST_COMPILED = (7, 0)  # compute capability that Triton needs
 # Optimizers with a fused kernel in torch, and those that DeepSpeed steps on the host when their states are offloaded
 FUSED = ("adamw", "adam", "sgd")
 _ON_HOST = ("adamw", "adam", "lion")
+# Those that do the same to each parameter, so that the part of a rank can be told
+_ALIKE = ("adamw", "adam", "sgd", "lion")
 # Shardings by whose code runs: DeepSpeed's ZeRO, torch's fully_shard
 ZERO = ("zero1", "zero2", "zero3")
 FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
@@ -244,10 +255,14 @@ def _tensor_parallel(strategy: Strategy, hardware: HardwareChoice) -> str | None
     ranks, within = strategy.tensor_parallel, hardware.gpus_in_node
     if ranks == 1:
         return None
+    able = gcd(hardware.count, within)
+    instead = f"use {' or '.join(str(size) for size in range(1, able + 1) if able % size == 0)}"
     if hardware.count % ranks:
-        return f"tensor_parallel {ranks} does not divide {hardware.count} GPUs"
+        return f"tensor_parallel {ranks} does not divide {hardware.count} GPUs; {instead}"
     if within % ranks:
-        return f"tensor_parallel {ranks} does not divide the {within} GPUs of a node, and must stay inside one"
+        return (
+            f"tensor_parallel {ranks} does not divide the {within} GPUs of a node, and must stay inside one; {instead}"
+        )
     if strategy.sharding in ZERO:
         return f"tensor_parallel with {strategy.sharding} is not offered; use fsdp, or tensor_parallel 1"
     return None
@@ -256,12 +271,20 @@ def _tensor_parallel(strategy: Strategy, hardware: HardwareChoice) -> str | None
 def _sharding(strategy: Strategy, hardware: HardwareChoice) -> str | None:
     if strategy.precision == "fp16" and strategy.sharding in FSDP:
         return f"{strategy.sharding} keeps fp32 weights and casts them, precision fp16 keeps fp16 ones; use fp16-mixed"
+    if strategy.sharding == "zero1" and not by_deepspeed(strategy) and strategy.optimizer not in _ALIKE:
+        return (
+            f"zero1 by torch's ZeroRedundancyOptimizer is not modelled with {strategy.optimizer}; "
+            f"use {' or '.join(_ALIKE)}, or zero1: deepspeed"
+        )
     if strategy.sharding != "hsdp":
         return None
     if hardware.nodes == 1:
         return "hsdp shards inside a node and replicates between nodes, and here is one node; use fsdp"
     if hardware.count % hardware.nodes:
-        return f"hsdp needs equal nodes, and {hardware.count} GPUs do not divide over {hardware.nodes}"
+        return (
+            f"hsdp needs equal nodes, and {hardware.count} GPUs do not divide over {hardware.nodes}; use a multiple of "
+            f"{hardware.nodes}, or fsdp"
+        )
     return None
 
 

@@ -42,6 +42,11 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             if knobs.mesh is not None:
                 raise RigplanError("4-bit weights are not modelled split over GPUs; use sharding: none, zero1 or zero2")
             assumptions += quantized.apply(module, knobs.precision)
+        if knobs.mesh is not None and knobs.mesh.tensor > 1 and model.tensor_parallel_plan is None:
+            raise RigplanError(
+                "the model's tensor-parallel plan has no place for LoRA's adapters; use sharding: fsdp with "
+                "tensor_parallel: 1, or name the layers as peft does in model.tensor_parallel_plan"
+            )
         module = lora.apply(module, model.lora)
     checkpointing.apply(module, knobs.checkpointing)
     fused_loss.apply(module, knobs.loss)
@@ -119,6 +124,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             assumptions=assumptions,
             versions=versions(),
             modules=tuple(recorder.modules.numbers),
+            streams=dict(recorder.streams),
         )
         del inputs, given
     return workload
@@ -226,6 +232,7 @@ def _optimizer_steps(module: torch.nn.Module, knobs: TraceKnobs, recorder: Recor
         recorder.phase("optimizer")
         if knobs.max_grad_norm is not None:
             clip_gradients(trained, knobs.max_grad_norm)
+            recorder.phase("optimizer")  # from here on each call is of some parameters alone
         optimizer.step()
         segments[name] = events = recorder.segment()
         for block in events.values[events.codes == FREE]:

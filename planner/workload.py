@@ -20,7 +20,8 @@ Integers = npt.NDArray[np.int64]
 # What an event says; the meaning of its value is in brackets.
 CALL, ALLOCATE, FREE, GRADIENT, PHASE = range(5)  # [call], [block], [block], [parameter is ready], [phase]
 MODULE = 6  # [module]: what follows is its work; 5 is collectives.WAIT
-COMPILED = 7  # [1: what follows is issued by a compiled program, 0: by eager code again]
+COMPILED = 7  # [BY_PROGRAM, BY_CPP: who issues what follows; 0: eager code again]
+BY_PROGRAM, BY_CPP = 1, 2  # a compiled program; torch's own C++ code, as DDP's reducer, without Python or dispatch
 PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
 CATEGORIES = (
     "weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary",
@@ -62,6 +63,8 @@ class Workload:
     """`segments`: load, micro_step, optimizer_first (states are born), optimizer (every later step) and, where it was
     traced, evaluation (a forward without gradients, its results kept).
 
+    `settle`, where it is, is played once, after the first step (DDP's buckets are made anew).
+
     `calls[i]` is the i-th kernel launch kind; block sizes are in bytes, unrounded. A segment begins in module 0, the
     model itself.
     """
@@ -79,6 +82,7 @@ class Workload:
     versions: Mapping[str, str] = field(default_factory=dict)
     host_bytes: int = 0  # what lies in host memory instead of on the GPU
     modules: tuple[str, ...] = ("",)  # names as torch's named_modules() has them
+    streams: Mapping[int, int] = field(default_factory=dict)  # of blocks born beside the default stream: its number
 
     @property
     def parameter_count(self) -> int:
@@ -98,7 +102,7 @@ class Workload:
         events = self.segments["micro_step"]
         backward = np.flatnonzero((events.codes == PHASE) & (events.values == PHASES.index("backward")))
         last = int(backward[0]) if len(backward) else len(events)
-        return int(((events.codes[:last] == COMPILED) & (events.values[:last] > 0)).sum())
+        return int(((events.codes[:last] == COMPILED) & (events.values[:last] == BY_PROGRAM)).sum())
 
     def calls_in(self, segment: str) -> Integers:
         """Indices into `calls` of a segment's launches, in order."""

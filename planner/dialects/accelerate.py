@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.dialects.deepspeed import SHARDINGS
+from planner.dialects.deepspeed import SHARDINGS, say_stage
 from planner.dialects.document import Document
 from planner.dialects.launcher import say_gpus
 from planner.dialects.reading import Options, Reading, bearing_nothing
@@ -73,7 +73,7 @@ def _deepspeed(options: Options, reading: Reading) -> None:
     if stage is not None:
         if not 0 <= stage < len(SHARDINGS):
             raise options.mistake(["zero_stage"], stage, "0, 1, 2 or 3")
-        reading.say("training.sharding", SHARDINGS[stage])
+        say_stage(reading, stage)
     accumulation = options.take("gradient_accumulation_steps")
     if accumulation not in (None, "auto"):
         reading.say("training.accumulation", options.whole("gradient_accumulation_steps"))

@@ -80,7 +80,7 @@ def _zero(options: Options, reading: Reading) -> None:
     stage = 0 if stage is None else stage
     if not 0 <= stage < len(SHARDINGS):
         raise zero.mistake(["stage"], stage, "0, 1, 2 or 3")
-    reading.say("training.sharding", SHARDINGS[stage])
+    say_stage(reading, stage)
     offloads = [(_device(zero.take("offload_optimizer")), "optimizer"), (_device(zero.take("offload_param")), "all")]
     if zero.flag("cpu_offload"):
         offloads.append(("cpu", "optimizer"))
@@ -102,6 +102,13 @@ def _zero(options: Options, reading: Reading) -> None:
     zero.finish(reading, bearing_nothing("zero"))
 
 
+def say_stage(reading: Reading, stage: int) -> None:
+    """Say DeepSpeed's stage, 0 to 3."""
+    reading.say("training.sharding", SHARDINGS[stage])
+    if stage == 1:
+        reading.say("training.zero1", "deepspeed")
+
+
 def _device(part: Any) -> str:
     device = part.get("device", "none") if isinstance(part, Mapping) else part
     return str(device or "none").lower()
@@ -118,4 +125,4 @@ def _optimizer(options: Options, reading: Reading) -> None:
     reading.say("training.optimizer", known or "adamw")
 
 
-__all__ = ["SHARDINGS", "looks_so", "read"]
+__all__ = ["SHARDINGS", "looks_so", "read", "say_stage"]

@@ -45,6 +45,11 @@ def write(option: Option) -> Written:
 def engine(option: Option) -> dict[str, Any]:
     """The keys that hold for any optimizer, as TrainingArguments' `deepspeed` takes them too."""
     strategy = option.strategy
+    if option.shards_optimizer:
+        raise RigplanError(
+            "the option's zero1 is torch's ZeroRedundancyOptimizer, whose memory is another; write zero1: deepspeed, "
+            "or export it --to torchrun"
+        )
     if strategy.sharding in FSDP:
         raise RigplanError(
             f"the option shards by {strategy.sharding}, which DeepSpeed does not do; export it --to accelerate, or "

@@ -12,6 +12,7 @@ import yaml
 
 from catalog import store
 from catalog.errors import RigplanError
+from planner.dialects.deepspeed import say_stage
 from planner.dialects.document import Document
 from planner.dialects.model_names import say_model
 from planner.dialects.reading import Reading
@@ -108,7 +109,7 @@ def _companion(document: Document, path: str, dialect: str, reading: Reading, is
     named = STAGE_BY_NAME.search(Path(path).name.lower())
     if dialect == "deepspeed" and named is not None:
         stage = int(named[1])
-        reading.say("training.sharding", f"zero{stage}" if stage else "none")
+        say_stage(reading, stage)
         if "offload" in path:
             reading.say("training.offload", "all" if stage == 3 else "optimizer")
         reading.assume(f"ZeRO stage {stage} by the name of {path}, which is not there")

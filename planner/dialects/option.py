@@ -81,7 +81,12 @@ class Option:
     @property
     def zero_stage(self) -> int | None:
         """DeepSpeed's stage; None where the option does not shard as DeepSpeed does."""
-        return ZERO_STAGES.get(self.strategy.sharding)
+        return None if self.shards_optimizer else ZERO_STAGES.get(self.strategy.sharding)
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether torch's ZeroRedundancyOptimizer shares the states of a DDP run, which is for the script to do."""
+        return self.strategy.sharding == "zero1" and self.strategy.zero1 == "torch"
 
     @property
     def steps(self) -> int | None:
@@ -144,6 +149,11 @@ def outside(option: Option) -> list[str]:
         )
     if strategy.loss == "fused-linear":
         notices.append("loss fused-linear: Liger's kernel for head and loss; its other kernels are not in the plan")
+    if option.shards_optimizer:
+        notices.append(
+            "zero1: the optimizer is torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), "
+            "optimizer_class=...), and all else is DDP"
+        )
     if strategy.allocator == "expandable":
         notices.append("allocator: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     return notices

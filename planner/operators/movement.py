@@ -25,6 +25,8 @@ from planner.operators.operator import (
 INDEX_DTYPES = ("i64", "i32")
 INDEXED = ("index_put", "_index_put_impl", "_unsafe_index_put")
 PADDING = ("constant_pad_nd", "pad")
+# Copies of many tensors by one kernel are timed as a concatenation, whose kernel is of the same make.
+BATCHED = "cat"
 
 
 def pointwise(variant: str, call: Call) -> Operator:
@@ -46,6 +48,28 @@ def copy(variant: str, call: Call) -> Operator:
     joined = sources if len(sources) > 1 else (*sources, *results)
     shape = (elements(results), layout, run(joined) if layout else elements(results))
     return by_bytes("copy", variant, call, shape, read_bytes=size(sources), written_bytes=size(results))
+
+
+def copy_of_list(variant: str, call: Call) -> Operator:
+    """The second list into the first, cast on the way."""
+    into, source = (tensors(value) for value in call.arguments[:2])
+    shape = (len(into), elements(into))
+    return by_bytes("optimizer", variant, call, shape, read_bytes=size(source), written_bytes=size(into))
+
+
+def into_buffer(_: str, call: Call) -> Operator:
+    """FSDP's copies into the buffer of a collective: the rank's own shards, or whole gradients, cast on the way."""
+    source = tensors(call.arguments[0])
+    into = tensors(dict(call.keywords).get("out")) or source
+    shape = (elements(into), 0, elements(into))
+    return by_bytes("copy", BATCHED, call, shape, read_bytes=size(source), written_bytes=size(into))
+
+
+def out_of_buffer(_: str, call: Call) -> Operator:
+    """FSDP's copy of what was gathered into whole weights: every byte read once and written once."""
+    gathered = (first(call),)
+    shape = (elements(gathered), 0, elements(gathered))
+    return by_bytes("copy", BATCHED, call, shape, read_bytes=size(gathered), written_bytes=size(gathered))
 
 
 def part_backward(variant: str, call: Call) -> Operator:
@@ -155,7 +179,6 @@ OPERATORS: dict[str, Describer] = {
         """
         _to_copy clone copy contiguous cat stack hstack vstack _copy_from lift_fresh_copy roll flip repeat
         repeat_interleave tile constant_pad_nd pad _pad_circular split_with_sizes_copy split_copy
-        fsdp.all_gather_copy_in fsdp.chunk_cat fsdp.split_with_sizes_copy
         unbind_copy slice_copy select_copy view_copy expand_copy permute_copy transpose_copy t_copy
         as_strided_copy slice_scatter select_scatter diagonal_scatter as_strided_scatter diag_embed diag
         rigplan.dequantize_nf4 rigplan.dequantize_scales
@@ -164,6 +187,9 @@ OPERATORS: dict[str, Describer] = {
         _reshape_copy _resize_output
         """,
     ),
+    **each(copy_of_list, "_foreach_copy"),
+    **each(into_buffer, "fsdp.all_gather_copy_in fsdp.chunk_cat"),
+    **each(out_of_buffer, "fsdp.split_with_sizes_copy"),
     **each(
         part_backward,
         """
@@ -211,7 +237,7 @@ OPERATORS: dict[str, Describer] = {
         _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_addcdiv _foreach_addcmul _foreach_lerp
         _foreach_sqrt _foreach_rsqrt _foreach_reciprocal _foreach_neg _foreach_pow _foreach_exp _foreach_log
         _foreach_abs _foreach_sign _foreach_maximum _foreach_minimum _foreach_clamp_min _foreach_clamp_max
-        _foreach_norm _foreach_copy _foreach_max _foreach_sigmoid _foreach_tanh _foreach_round _foreach_ceil
+        _foreach_norm _foreach_max _foreach_sigmoid _foreach_tanh _foreach_round _foreach_ceil
         _foreach_floor _foreach_log1p _foreach_log2 _foreach_log10 _foreach_sin _foreach_cos _foreach_erf
         _foreach_frac _foreach_trunc _foreach_expm1 _foreach_powsum _fused_adam _fused_adamw _fused_sgd
         _fused_adagrad

@@ -4,6 +4,7 @@ How several ranks come into a workload:
 
     sharding         traced as                        then the pass
     none             one rank, whole module           ddp.apply: buckets, a last_micro_step that reduces them
+    zero1 by torch   one rank, whole module           zero_redundancy.apply: DDP, and a step on one rank's parameters
     zero1, zero2     one rank, weights in the          zero.apply: fp32 partitions, reduction buckets, gather of the
                      computing dtype                  weights after the step
     zero3            as fsdp, in the computing dtype  zero.partitioned: fp32 partitions, live-parameter limit

@@ -2,9 +2,10 @@
 on.
 
 As torch.nn.parallel.DistributedDataParallel with its defaults: buckets are tensors of their own beside the gradients
-(gradient_as_bucket_view=False), made when the module is wrapped and made anew, in the order in which gradients arrive,
-after the first backward; micro-steps before the last reduce nothing (`no_sync`).
-Source: torch/csrc/distributed/c10d/reducer.cpp.
+(gradient_as_bucket_view=False); when the module is wrapped its weights are sent in flat copies of 250 MiB, two at a
+time, and there is one bucket; after the first backward the buckets are made anew, in the order in which gradients
+arrived; buffers are sent before a forward; micro-steps before the last reduce nothing (`no_sync`).
+Source: torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/{comm,reducer}.cpp.
 """
 
 from __future__ import annotations
@@ -15,14 +16,30 @@ import numpy as np
 
 from planner.call import ITEM_BYTES, Call, TensorSpec
 from planner.collectives import Writer, collective
-from planner.workload import ALLOCATE, CATEGORIES, GRADIENT, Events, Parameter, Workload
+from planner.workload import (
+    ALLOCATE,
+    BY_CPP,
+    CATEGORIES,
+    COMPILED,
+    FREE,
+    GRADIENT,
+    PHASE,
+    PHASES,
+    Events,
+    Parameter,
+    Workload,
+)
 
 MIB = 1 << 20
 # The first bucket is small so that communication starts early.
 FIRST_BUCKET_BYTES = 1 * MIB
 BUCKET_BYTES = 25 * MIB
+# Weights and buffers are sent in flat copies of at least so much, of which so many are under way.
+SENT_BYTES, IN_FLIGHT = 250 * MIB, 2
 # The segment that replaces micro_step in the last micro-step of an optimizer step.
 LAST = "last_micro_step"
+# Played once, after the first step.
+SETTLE = "settle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +102,95 @@ def apply(workload: Workload, ranks: int) -> Workload:
         zip(events.codes.tolist(), events.values.tolist(), events.views.tolist(), strict=True)
     ):
         writer.event(code, value, views)
+        if code == PHASE and PHASES[value] == "forward":
+            _send_buffers(workload, writer)
         if code != GRADIENT or complete_at[value] != at:
             continue
         spec = _flat(workload, value)
+        writer.event(COMPILED, BY_CPP)
         writer.call(
             Call("mul.out", (spec, TensorSpec("f32", ())), (), (spec,))
         )  # divided by the replicas on the way in
+        writer.event(COMPILED, 0)
         bucket = filled_by[value]
         missing[bucket] -= 1
         if not missing[bucket]:
             reductions.append(
                 (bucket, writer.call(collective("all_reduce", bucket.dtype, bucket.elements, "replicate")))
             )
+    writer.event(COMPILED, BY_CPP)
     for bucket, which in reductions:
         writer.wait(which)
         for index in bucket.parameters:
             spec = _flat(workload, index)
             writer.call(Call("copy_.default", (spec, spec), (), (spec,)))
+    writer.event(COMPILED, 0)
     last = writer.segment()
-    grown, load = born_at_load(workload, [bucket.size_bytes for bucket in buckets], "workspace")
-    return replace(grown, calls=writer.calls, segments={**workload.segments, "load": load, LAST: last})
+    grown, load, settle = _wrapped(workload, buckets)
+    segments = {**workload.segments, "load": load, LAST: last, SETTLE: settle}
+    return replace(grown, calls=writer.calls, segments=segments)
+
+
+def _wrapped(workload: Workload, buckets: tuple[Bucket, ...]) -> tuple[Workload, Events, Events]:
+    """The workload with the blocks of wrapping, its load, and how buckets are made anew after the first step."""
+    sent = [size for size, members in _sent_together(workload) if members > 1]  # one alone is sent as it lies
+    first = {bucket.dtype: 0 for bucket in buckets}
+    for bucket in buckets:
+        first[bucket.dtype] += bucket.size_bytes
+    sizes = [*sent, *first.values(), *(bucket.size_bytes for bucket in buckets)]
+    grown, _ = born_at_load(workload, sizes, "workspace")
+    numbers = iter(range(len(workload.block_bytes), len(grown.block_bytes)))
+    writer = Writer(())
+    load = workload.segments["load"]
+    for row in zip(load.codes.tolist(), load.values.tolist(), load.views.tolist(), strict=True):
+        writer.event(*row)
+    flying: list[int] = []
+    for _ in sent:
+        if len(flying) == IN_FLIGHT:
+            writer.event(FREE, flying.pop(0))
+        flying.append(next(numbers))
+        writer.event(ALLOCATE, flying[-1])
+    for block in flying:
+        writer.event(FREE, block)
+    whole = [next(numbers) for _ in first]
+    for block in whole:
+        writer.event(ALLOCATE, block)
+    loaded = writer.segment()
+    for block in whole:
+        writer.event(FREE, block)
+    for block in numbers:
+        writer.event(ALLOCATE, block)
+    return grown, loaded, writer.segment()
+
+
+def _sent_together(workload: Workload) -> list[tuple[int, int]]:
+    """Bytes of each flat copy in which weights are sent, and how many it holds."""
+    found: list[tuple[int, int]] = []
+    held: dict[str, tuple[int, int]] = {}
+    for parameter in workload.parameters:
+        size, members = held.pop(parameter.dtype, (0, 0))
+        size, members = size + gradient_bytes(workload, parameter), members + 1
+        if size >= SENT_BYTES:
+            found.append((size, members))
+        else:
+            held[parameter.dtype] = (size, members)
+    return [*found, *held.values()]
+
+
+def _send_buffers(workload: Workload, writer: Writer) -> None:
+    """Buffers follow the first rank's before a forward: made flat, sent, and copied back one by one."""
+    kind = CATEGORIES.index("buffers")
+    sizes = workload.block_bytes[workload.block_categories == kind] // ITEM_BYTES["f32"]
+    specs = tuple(TensorSpec("f32", (int(size),)) for size in sizes if size)
+    if not specs:
+        return
+    flat = TensorSpec("f32", (sum(spec.elements for spec in specs),))
+    writer.event(COMPILED, BY_CPP)
+    writer.call(Call("cat.default", (specs,), (), (flat,)))
+    writer.wait(writer.call(collective("broadcast", "f32", flat.elements, "replicate")))
+    for spec in specs:
+        writer.call(Call("copy_.default", (spec, spec), (), (spec,)))
+    writer.event(COMPILED, 0)
 
 
 def born_at_load(workload: Workload, sizes: list[int], category: str) -> tuple[Workload, Events]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.collectives import Mesh
-from planner.passes import ddp, fp8, half, offload, zero
-from planner.strategy import FSDP, ZERO, HardwareChoice, Strategy, data_parallel
+from planner.passes import ddp, fp8, half, offload, zero, zero_redundancy
+from planner.strategy import FSDP, HardwareChoice, Strategy, by_deepspeed, data_parallel
 from planner.workload import Workload
 
 # After the trace: the workload and the number of data-parallel ranks to the workload of one of them.
@@ -46,7 +46,7 @@ def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
 
 def trace_precision(strategy: Strategy, hardware: HardwareChoice) -> str:
     """The precision to trace in: ZeRO's weights lie in the low dtype."""
-    sharded = strategy.sharding in ZERO and (data_parallel(strategy, hardware) > 1 or strategy.offload != "none")
+    sharded = by_deepspeed(strategy) and (data_parallel(strategy, hardware) > 1 or strategy.offload != "none")
     precision = TRACED_AS.get(strategy.precision, strategy.precision)
     return LOW.get(precision, precision) if sharded else precision
 
@@ -61,4 +61,6 @@ def after_trace(workload: Workload, strategy: Strategy, hardware: HardwareChoice
         return offload.PASSES[strategy.sharding](workload, data_parallel(strategy, hardware), strategy.offload)
     if strategy.precision == "fp16" and (strategy.sharding == "none" or data_parallel(strategy, hardware) == 1):
         workload = zero.whole(workload)
+    if strategy.sharding == "zero1" and not by_deepspeed(strategy):
+        return zero_redundancy.apply(workload, data_parallel(strategy, hardware))
     return PASSES[strategy.sharding](workload, data_parallel(strategy, hardware))

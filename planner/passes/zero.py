@@ -19,7 +19,7 @@ from planner.call import ITEM_BYTES, Call, TensorSpec
 from planner.collectives import Writer, collective
 from planner.passes import ddp
 from planner.passes.partition import flat_step, share_elements, state_bytes
-from planner.workload import ALLOCATE, CATEGORIES, FREE, GRADIENT, PHASE, PHASES, Events, Workload
+from planner.workload import ALLOCATE, FREE, GRADIENT, PHASE, PHASES, Events, Workload
 
 # Elements of one reduction bucket, and how many there are when reducing overlaps backward (Hugging Face's examples).
 BUCKET_ELEMENTS, BUCKETS = 200_000_000, 2
@@ -133,41 +133,6 @@ def complete_at(workload: Workload, name: str) -> dict[int, int]:
 def sharding_of(parameter_count: int) -> str:
     """The FSDP2 sharding to trace for stage 3: a model within the live limit keeps what it has gathered."""
     return "fsdp-grad-op" if parameter_count <= LIVE_ELEMENTS else "fsdp"
-
-
-def zero_redundancy(workload: Workload, ranks: int) -> Workload:
-    """torch's ZeroRedundancyOptimizer on DDP: whole parameters go to ranks, and this is the rank with the most.
-
-    Every rank then broadcasts the parameters it stepped.
-    """
-    if ranks == 1:
-        return workload
-    replicated = ddp.apply(workload, ranks)
-    trained = [parameter for parameter in workload.parameters if parameter.gradient_block is not None]
-    shares = greedy_shares([parameter.elements for parameter in trained], ranks)
-    total = sum(shares)
-    sizes = replicated.block_bytes.copy()
-    states = replicated.block_categories == CATEGORIES.index("optimizer")
-    sizes[states] = -(-sizes[states] * max(shares) // total)
-    writer = Writer(replicated.calls)
-    segments = dict(replicated.segments)
-    for name in ("optimizer_first", "optimizer"):
-        for event in rows(segments[name]):
-            writer.event(*event)
-        for share in shares:
-            which = writer.call(collective("broadcast", trained[0].dtype, share, "world"))
-        writer.wait(which)
-        segments[name] = writer.segment()
-    return replace(replicated, calls=writer.calls, segments=segments, block_bytes=sizes)
-
-
-def greedy_shares(elements: list[int], ranks: int) -> list[int]:
-    """Elements by rank, as ZeroRedundancyOptimizer spreads them: the largest parameter left to the rank with the
-    least."""
-    shares = [0] * ranks
-    for size in sorted(elements, reverse=True):
-        shares[shares.index(min(shares))] += size
-    return shares
 
 
 def micro_step(

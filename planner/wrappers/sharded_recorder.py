@@ -46,6 +46,7 @@ class ShardedRecorder(Recorder):
         self._emptied: set[int] = set()
         self._last_scatter = -1
         self._quiet = False
+        self._stream_numbers: dict[int, int] = {id(torch.cpu.current_stream()): 0}
 
     def start(self, kind: str) -> None:
         super().start(kind)
@@ -62,6 +63,16 @@ class ShardedRecorder(Recorder):
 
     def block_of(self, tensor: torch.Tensor) -> int:
         return super().block_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+
+    def _blocks(self, tensor: torch.Tensor, kind: str) -> tuple[int, bool]:
+        """FSDP gathers and reduces on streams of its own, which torch.cpu has as names: what is born there is served
+        from a pool of that stream alone."""
+        block, born = super()._blocks(tensor, kind)
+        if born:
+            numbers = self._stream_numbers
+            if stream := numbers.setdefault(id(torch.cpu.current_stream()), len(numbers)):
+                self.streams[block] = stream
+        return block, born
 
     @contextmanager
     def watching(self) -> Iterator[None]:

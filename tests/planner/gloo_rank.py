@@ -14,9 +14,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from planner import models
 from planner.optimizers import AnyOptimizer, Several, build_optimizer, clip_gradients
-from planner.wrappers import fsdp, tensor_parallel
-from tests.planner.sharded_model import PLAN, TINY, Small
+from planner.spec import Spec
+from planner.wrappers import fsdp, lora, tensor_parallel
+from tests.planner.sharded_model import ADAPTED, PLAN, TINY, Small
 
 
 def size(tensors: object) -> int:
@@ -97,7 +99,25 @@ def of_four(_: int) -> dict[str, dict[str, int]]:
     return found
 
 
-WAYS = {"two": of_two, "four": of_four, "transformers": of_transformers}
+def of_adapters(ranks: int) -> dict[str, dict[str, int]]:
+    """A step of a language model with LoRA, sharded: frozen weights in bf16 beside adapters in fp32, or all in fp32."""
+    found = {}
+    for precision in ("bf16", "bf16-mixed"):
+        spec = Spec.load(ADAPTED)
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        built = models.build(spec.model, spec.data, device="cpu", dtype=dtype)
+        assert spec.model.lora is not None
+        model = lora.apply(built.module, spec.model.lora)
+        fsdp.shard(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",)), "fsdp", precision)
+        words = torch.randint(0, TINY["vocab_size"], (2, 32))
+        model(input_ids=words, labels=words).loss.backward()
+        optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
+        optimizer.step()
+        found[precision] = held(model, (optimizer,))
+    return found
+
+
+WAYS = {"adapters": of_adapters, "two": of_two, "four": of_four, "transformers": of_transformers}
 
 
 def main(rank: int, ranks: int, store: str, ways: str) -> None:

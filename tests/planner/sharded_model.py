@@ -24,6 +24,18 @@ TINY = {
 }  # fmt: skip
 
 
+# The same with adapters
+ADAPTED = {
+    "model": {
+        "config": TINY,
+        "task": "causal-lm",
+        "lora": {"r": 8, "alpha": 16, "target_modules": ["q_proj", "v_proj"]},
+    },
+    "data": {"sequence_length": 32},
+    "hardware": {"gpu": "h200-sxm", "count": 2},
+}
+
+
 class Block(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()

@@ -74,3 +74,12 @@ def test_whatever_happens_no_byte_is_lost(requests: list[tuple[int, bool]], expa
     for block in live:
         allocator.free(block)
     assert allocator.allocated == 0
+
+
+def test_what_one_stream_has_freed_serves_no_other() -> None:
+    allocator = Allocator()
+    allocator.free(allocator.allocate(64 * MIB, stream=1))
+    allocator.allocate(64 * MIB)
+    assert allocator.reserved == 128 * MIB
+    allocator.allocate(32 * MIB, stream=1)
+    assert allocator.reserved == 128 * MIB

@@ -41,7 +41,8 @@ def option(
             "hardware": {"gpu": "a100-sxm4-80gb", "count": count},
         }
     )
-    knobs = {"micro_batch": 4, "accumulation": 2, "global_batch": 8 * count} | knobs
+    whose = {"zero1": "deepspeed"} if knobs.get("sharding") == "zero1" else {}
+    knobs = {"micro_batch": 4, "accumulation": 2, "global_batch": 8 * count} | whose | knobs
     answer = estimate("a100-sxm4-80gb", count, days, **knobs)
     hardware = HardwareUsed(gpu="a100-sxm4-80gb", count=count, gpus_per_node=per_node)
     return Option(spec, answer.model_copy(update={"hardware": hardware}), 1)
@@ -384,3 +385,12 @@ def test_an_accelerate_yaml_reads_back(sharding: str, tmp_path: Path) -> None:
 
 def test_a_json_is_json() -> None:
     assert json.loads(written("deepspeed", option(sharding="zero2")).text)["zero_optimization"]["stage"] == 2
+
+
+def test_torchs_own_zero1_is_ddp_with_another_optimizer_and_nothing_of_deepspeeds() -> None:
+    one = option(sharding="zero1", zero1="torch")
+    with pytest.raises(RigplanError, match="write zero1: deepspeed"):
+        written("deepspeed", one)
+    found = written("accelerate", one)
+    assert "zero_stage" not in found.text
+    assert any("ZeroRedundancyOptimizer" in notice for notice in found.notices)

@@ -281,3 +281,21 @@ def test_a_transform_is_as_long_as_its_real_side_and_names_its_largest_prime(len
     back = describe(Call("_fft_c2r.default", (half, (1,), 0, length), (), (real,)))
     assert forward.shape == back.shape == (64, length, prime)
     assert forward.flop == back.flop == pytest.approx(5 * 64 * length * math.log2(length))
+
+
+def test_fsdps_copies_move_what_they_copy_and_not_the_buffers_beside() -> None:
+    low, full = 2, 4  # bytes
+    shards = (TensorSpec("bf16", (3000,)), TensorSpec("bf16", (1000,)))
+    whole = TensorSpec("bf16", (8000,))
+    copy_in = Call("fsdp.all_gather_copy_in.default", (shards, whole, (3000, 1000), 4000, 0), (), (whole, whole))
+    copy_out = Call("fsdp.split_with_sizes_copy.default", (whole, (3000, 1000), 1), (("out", (whole,)),), ())
+    reduced = TensorSpec("f32", (2, 4000))
+    scatter = Call("fsdp.chunk_cat.default", ((whole,), 0, 2), (("out", reduced),), ())
+    cast = Call("_foreach_copy_.default", (shards, (TensorSpec("f32", (3000,)), TensorSpec("f32", (1000,)))), (), ())
+    moved = [(found.bytes_read, found.bytes_written) for found in map(describe, (copy_in, copy_out, scatter, cast))]
+    assert moved == [
+        (4000 * low, 4000 * low),
+        (8000 * low, 8000 * low),
+        (8000 * low, 8000 * full),
+        (4000 * full, 4000 * low),
+    ]

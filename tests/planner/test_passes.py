@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from planner.collectives import WAIT, Mesh, is_collective, traffic
 from planner.memory import Scratch, Timeline, replay
-from planner.passes import ddp, zero
+from planner.passes import ddp, zero, zero_redundancy
 from planner.passes.partition import share_elements, state_bytes
-from planner.workload import CALL, Workload
+from planner.workload import ALLOCATE, CALL, FREE, Workload
 from tests.planner.sharded_model import traced
 
 MIB = 1 << 20
@@ -55,10 +55,32 @@ def test_buckets_fill_in_backward_order_and_hold_each_gradient_once(whole: Workl
 def test_ddp_holds_one_gradient_sized_buffer_more_from_the_start(whole: Workload) -> None:
     replica = ddp.apply(whole, 8)
     grown = {phase: played(replica).peaks[phase] - peak for phase, peak in played(whole).peaks.items()}
-    (more,) = set(grown.values())
-    assert more == pytest.approx(
-        whole.trainable_count * 4, rel=0.005
-    )  # the allocator rounds, and does not split small rests
+    weights = whole.trainable_count * 4
+    assert all(more == pytest.approx(weights, rel=0.005) for more in grown.values())  # small rests are not split off
+
+
+def test_ddp_begins_with_one_bucket_and_makes_them_anew_after_the_first_step(whole: Workload) -> None:
+    replica = ddp.apply(whole, 2)
+
+    def sizes(segment: str, code: int) -> list[int]:
+        events = replica.segments[segment]
+        return replica.block_bytes[events.values[events.codes == code]].tolist()  # type: ignore[no-any-return]
+
+    buckets = [bucket.size_bytes for bucket in ddp.gradient_buckets(whole)]
+    assert sizes("load", ALLOCATE)[-1] == sum(buckets)
+    assert sizes(ddp.SETTLE, FREE) == [sum(buckets)]
+    assert sizes(ddp.SETTLE, ALLOCATE) == buckets
+
+
+def test_ddp_sends_weights_flat_in_250_mib_two_at_a_time(whole: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddp, "SENT_BYTES", 10 * MIB)
+    events = ddp.apply(whole, 2).segments["load"]
+    held, most, sent = 0, 0, 0
+    for code in events.codes[len(whole.segments["load"]) : -1].tolist():  # the last is the bucket
+        held += 1 if code == ALLOCATE else -1
+        most, sent = max(most, held), sent + (code == ALLOCATE)
+    assert (held, most) == (0, ddp.IN_FLIGHT)
+    assert sent >= 4
 
 
 def test_ddp_reduces_in_the_last_micro_step_alone(whole: Workload) -> None:
@@ -89,7 +111,7 @@ def test_ddp_copies_every_gradient_into_its_bucket_and_back(whole: Workload) -> 
         lambda w, n: zero.apply(w, n, 1),
         lambda w, n: zero.apply(w, n, 2),
         zero.partitioned,
-        zero.zero_redundancy,
+        zero_redundancy.apply,
     ],
 )
 def test_on_one_rank_every_technique_changes_nothing(whole: Workload, technique) -> None:  # type: ignore[no-untyped-def]
@@ -140,8 +162,22 @@ def test_the_step_of_a_partition_launches_few_kernels_on_its_share_alone(low: Wo
 
 
 def test_zero_redundancy_gives_the_largest_parameter_to_the_rank_with_the_least() -> None:
-    assert zero.greedy_shares([5, 4, 3, 3], 2) == [8, 7]
-    assert zero.greedy_shares([10], 3) == [10, 0, 0]
+    assert zero_redundancy.owners([3, 5, 3, 4], 2) == [1, 0, 0, 1]
+    assert zero_redundancy.owners([10], 3) == [0]
+
+
+def test_zero_redundancy_steps_its_own_parameters_and_sends_every_one(whole: Workload) -> None:
+    share = zero_redundancy.apply(whole, 2)
+    held = state_bytes(share) / state_bytes(whole)
+    assert 0.5 <= held < 0.52
+    assert played(whole).peaks["optimizer"] > played(share).peaks["optimizer"] - ddp_bucket_bytes(whole)
+    sent = traffic(share, "optimizer")
+    assert [kind for kind, _, _ in sent] == ["broadcast"] * len(whole.parameters)
+    assert sum(size for _, _, size in sent) == whole.trainable_count * 4
+
+
+def ddp_bucket_bytes(workload: Workload) -> int:
+    return sum(bucket.size_bytes for bucket in ddp.gradient_buckets(workload))
 
 
 def test_stage_3_of_a_model_within_the_live_limit_keeps_what_it_gathered() -> None:

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from catalog.errors import RigplanError
 from planner.cache import TraceKnobs
 from planner.collectives import Mesh
-from planner.passes import ddp, zero
+from planner.passes import ddp, zero_redundancy
 from planner.passes.partition import state_bytes
 from planner.spec import Spec
 from planner.trace import trace
 from planner.workload import Workload
-from tests.planner.sharded_model import TINY, traced
+from tests.planner.sharded_model import ADAPTED, TINY, traced
 
 HERE = Path(__file__).parent
 
@@ -46,7 +47,7 @@ def of_real_ranks(ways: str, count: int, folder: pytest.TempPathFactory) -> dict
 
 
 def rank_bytes(workload: Workload) -> dict[str, int]:
-    gradients = {parameter.gradient_block for parameter in workload.parameters}
+    gradients = {block for parameter in workload.parameters if (block := parameter.gradient_block) is not None}
     return {
         "weights": workload.bytes_of("weights"),
         "gradients": int(workload.block_bytes[np.array(sorted(gradients))].sum()),  # type: ignore[type-var]
@@ -64,7 +65,7 @@ def of_transformers(tensor: int) -> Workload:
 
 WAYS = {
     "none": lambda: ddp.apply(traced(), 2),
-    "zero1": lambda: zero.zero_redundancy(traced(), 2),
+    "zero1": lambda: zero_redundancy.apply(traced(), 2),
     "fsdp": lambda: traced(Mesh("fsdp", 2)),
     "tensor": lambda: traced(Mesh("none", tensor=2)),
     "fsdp-grad-op": lambda: traced(Mesh("fsdp-grad-op", 2)),
@@ -92,3 +93,23 @@ def test_a_layer_cut_twice_and_a_hybrid_mesh_are_torchs_too(tmp_path_factory: py
 @pytest.mark.slow
 def test_a_model_cut_by_its_own_plan_holds_what_torch_holds(tmp_path_factory: pytest.TempPathFactory) -> None:
     agree(of_transformers(2), of_real_ranks("transformers", 2, tmp_path_factory)["transformers"])
+
+
+@pytest.mark.slow
+def test_adapters_of_a_sharded_model_are_torchs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("peft")
+    found = of_real_ranks("adapters", 2, tmp_path_factory)
+    spec = Spec.load(ADAPTED)
+    for precision, held in found.items():
+        mesh = Mesh("fsdp", 2)
+        knobs = TraceKnobs(precision, "sdpa", "none", "adamw", "foreach", None, (9, 0), mesh)
+        ours = trace(spec.model, spec.data, knobs, 2)
+        agree(ours, held)
+
+
+def test_a_plan_without_adapters_is_refused_with_what_to_do() -> None:
+    pytest.importorskip("peft")
+    spec = Spec.load(ADAPTED)
+    knobs = TraceKnobs("bf16", "sdpa", "none", "adamw", "foreach", None, (9, 0), Mesh("none", tensor=2))
+    with pytest.raises(RigplanError, match="no place for LoRA's adapters; use sharding: fsdp with tensor_parallel: 1"):
+        trace(spec.model, spec.data, knobs, 2)

@@ -54,6 +54,7 @@ def test_every_knob_of_the_training_section_reaches_the_strategy() -> None:
         "checkpointing": "full",
         "loss": "fused-linear",
         "sharding": "fsdp",
+        "zero1": "torch",
         "tensor_parallel": 2,
         "offload": "all",
         "compile": True,
