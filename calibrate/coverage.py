@@ -155,7 +155,7 @@ def own(records: Sequence[Mapping[str, Any]], profile: str, saved: dict[str, Any
 
 
 def ranges(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
-    """The range of each class; a class of few runs takes that of all runs known as well.
+    """The range of each class; a class of few runs takes that of all runs known as well, wide enough for its own.
 
     A calibrated device's range comes from its own runs: those of others differ in framework too.
     """
@@ -164,7 +164,7 @@ def ranges(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
         every = [item for item in predictions if item.known == known and (known != "measured" or not item.rules)]
         for name in dict.fromkeys(item.range_class[1] for item in every):
             part = [item for item in every if item.range_class[1] == name]
-            fitted = _fitted(part if len(part) >= FEWEST else every)
+            fitted = _fitted(part) if len(part) >= FEWEST else _widened(_fitted(every), part)
             found[known][name] = {**fitted, "runs": len(part)}
     return dict(found)
 
@@ -178,6 +178,16 @@ def _fitted(part: Sequence[Prediction]) -> dict[str, float]:
         "low": float(f"{np.exp(low):.4g}"),
         "high": float(f"{np.exp(high):.4g}"),
         "coverage": float(f"{_left_out(part, level):.3g}"),
+    }
+
+
+def _widened(fitted: Mapping[str, float], part: Sequence[Prediction]) -> dict[str, float]:
+    """A range of others that holds INSIDE of these runs too: few as they are, they may lie apart from the others."""
+    low, high = np.exp(_shortest([item.ratio for item in part], INSIDE))
+    return {
+        **fitted,
+        "low": min(fitted["low"], float(f"{low:.4g}")),
+        "high": max(fitted["high"], float(f"{high:.4g}")),
     }
 
 

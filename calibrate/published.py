@@ -231,13 +231,17 @@ TORCHTUNE_RUNGS = ("+packed", "+compile")
 
 
 def _torchtune(row: Row) -> Record:
-    """torchtune's single-device recipe: pure bf16 and fused AdamW, nothing clipped."""
+    """torchtune's single-device recipe: pure bf16 and fused AdamW, nothing clipped.
+
+    Its own transformer attends causally by a fused kernel, compiled or not, and makes no mask of queries by keys, as
+    transformers' sdpa does under torch.compile: flash attention is the knob that says so.
+    """
     if row["gpu"] == "A6000":
         raise Skipped("faster than an A6000's ceiling: the GPU must be another")
     if not any(rung in row["notes"] for rung in TORCHTUNE_RUNGS):
         raise Skipped("not packed, or a rung whose loss in chunks or step in backward is not modelled")
     return {
-        "model": {"name": "llama-3.2-3b"},
+        "model": {"name": "llama-3.2-3b", "attention": "flash_attention_2"},
         "data": {"sequence_length": int(row["seq_len"])},
         "training": {
             "precision": _known(PURE, row["precision"], "precision"),

@@ -33,6 +33,9 @@ DTYPE_STAND_INS: dict[str, tuple[str, ...]] = {
 }
 """Whose curve stands in when an operator's own dtype was not timed."""
 
+PRODUCTS = ("matmul", "grouped_matmul")
+"""Kinds whose FLOP are done one by one, so that a device's ceiling holds for them; convolutions have Winograd's way."""
+
 Axes = tuple[tuple[str, ...], ...]
 GROWING: dict[str, Axes] = {
     "matmul": (("m",),),
@@ -139,6 +142,8 @@ def price(operators: Iterable[Operator], machine: Pricing) -> None:
         if dtype == "tf32" and known != "measured":
             # TF32 is leave, not duty: a library keeps the fp32 kernel where that is quicker.
             found = np.minimum(found, _seconds(kind, "f32", items, machine))
+        if kind in PRODUCTS and not _own(kind, dtype, machine):
+            found = np.maximum(found, _ceiling_seconds(items, machine))
         for operator, value in zip(items, found, strict=True):
             floor = floor_seconds(operator, machine)
             machine._costs[operator] = Cost(max(float(value), floor), floor, known)
@@ -195,6 +200,19 @@ def _known(curves: tuple[Curve, ...], machine: Pricing) -> Known:
     if last.device == machine.accelerator.name and last.measured:
         return "measured"
     return "transferred" if any(curve.samples.measured for curve in curves) else "prior"
+
+
+def _own(kind: str, dtype: str, machine: Pricing) -> bool:
+    """Whether the kind was timed on this very device."""
+    curves = machine.curves(kind, dtype)
+    return bool(curves) and curves[-1].samples.device == machine.accelerator.name
+
+
+def _ceiling_seconds(operators: list[Operator], machine: Pricing) -> Numbers:
+    """Products at the device's ceiling. A relative that was above its own, timed before its power limit set in, tells
+    nothing of how far another device goes beyond what was published of it."""
+    at = machine.rates()
+    return np.asarray([item.executed_flop / at.flop_per_s(item.dtype) for item in operators])
 
 
 def _halvings(kind: str, shape: Numbers, work: Numbers) -> tuple[NDArray[np.int64], Numbers, Numbers, Numbers]:

@@ -27,6 +27,7 @@ from planner.model_factory import first_line
 if TYPE_CHECKING:
     from planner.spec import DataSpec, ModelSpec
 
+MASKLESS_SDPA = "sdpa_maskless"
 # The auto class that builds each task, and the table of transformers that says which model types it takes.
 AUTO: dict[str, tuple[str, str]] = {
     "causal-lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
@@ -215,7 +216,8 @@ def _instantiate(
     _quiet()
     notes: tuple[str, ...] = ()
     if attention == "flash_attention_2" and device != "cuda":
-        attention, notes = "sdpa", ("flash_attention_2 is traced as sdpa, whose fused kernel keeps the same tensors",)
+        attention = _flash_by_sdpa()
+        notes = ("flash_attention_2 is traced as sdpa, whose fused kernel keeps the same tensors",)
     auto = getattr(transformers, AUTO[task][0])
     for part in (config, *_sub_configs(config)):
         if hasattr(part, "use_cache"):
@@ -238,6 +240,22 @@ def _instantiate(
         _untie_head(module)
     _move_strays(module, device)
     return module, notes
+
+
+def _flash_by_sdpa() -> str:
+    """transformers' name for sdpa that is told what flash attention is told: causal or not, and never a mask of queries
+    by keys, which transformers makes for sdpa whenever it is compiled."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(MASKLESS_SDPA, sdpa_attention_forward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(MASKLESS_SDPA, _no_mask)
+    return MASKLESS_SDPA
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """All samples have one length, so nothing is hidden that `is_causal` does not say."""
 
 
 def _untie_head(module: torch.nn.Module) -> None:

@@ -1,6 +1,8 @@
-"""Languini Kitchen's GPT in its sizes: attention written out, untied embeddings, biases everywhere, no dropout.
+"""Languini Kitchen's GPT in its sizes: attention and GELU written out, untied embeddings, biases, no dropout.
 
 Its throughput sweep compiles the model and leaves the loss to eager code, which holds the logits through the backward.
+Operators stand as its `projects/gpt/lib.py` has them: products by einsum, a mask kept in fp32 for 4,096 positions, and
+a cube by `torch.pow`, which autocast computes in fp32 and so makes the rest of the GELU fp32 too.
 Sizes and parameter counts as in its throughput sweep: 27,549,696 (mini) to 1,478,160,384 (xl).
 """
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 VOCABULARY, LENGTH = 16384, 512
+MASK_LENGTH = 4096
 Made = tuple[nn.Module, dict[str, Tensor]]
 
 
@@ -27,15 +30,22 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, heads * head_size)
         self.value = nn.Linear(width, heads * head_size)
         self.out = nn.Linear(heads * head_size, width)
-        self.register_buffer("mask", torch.tril(torch.ones(LENGTH, LENGTH, dtype=torch.bool)), persistent=False)
+        mask = torch.tril(torch.ones(MASK_LENGTH, MASK_LENGTH)).view(1, 1, MASK_LENGTH, MASK_LENGTH)
+        self.register_buffer("mask", mask)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
         shape = (batch, length, self.heads, self.head_size)
         query, key, value = (layer(x).view(shape).transpose(1, 2) for layer in (self.query, self.key, self.value))
-        scores = query @ key.transpose(2, 3) / math.sqrt(self.head_size)
-        weights = functional.softmax(scores.masked_fill(~self.mask, -1e4), dim=-1)
-        return self.out((weights @ value).transpose(1, 2).reshape(batch, length, -1))
+        scores = torch.einsum("bhid,bhjd->bhij", query, key) * self.head_size**-0.5
+        scores = scores.masked_fill(self.mask[:, :, :length, :length] == 0, float("-inf"))
+        mixed = torch.einsum("bhjd,bhij->bhid", value, functional.softmax(scores, dim=-1))
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Gelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
 class Block(nn.Module):
@@ -43,7 +53,7 @@ class Block(nn.Module):
         super().__init__()
         self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, head_size)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), Gelu(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.before_attention(x))

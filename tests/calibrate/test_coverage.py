@@ -46,6 +46,16 @@ def test_a_group_apart_widens_the_range_that_is_told() -> None:
     assert row["coverage"] < 0.9  # the group left out was seen by no other: said, not hidden
 
 
+def test_a_class_of_few_runs_takes_the_range_of_all_and_holds_its_own_runs_too() -> None:
+    many = runs(0.05)
+    few = [Prediction(**{**as_plain(item), "measured_seconds": 1.4, "host_bound_share": 0.7}) for item in many[:4]]
+    table = ranges([*many, *few])["transferred"]
+    assert table["device"]["high"] < 1.2
+    assert table["host"]["runs"] == 4
+    assert table["host"]["low"] <= table["device"]["low"]
+    assert table["host"]["high"] == pytest.approx(1.4)
+
+
 def as_plain(item: Prediction) -> dict[str, object]:
     return {name: getattr(item, name) for name in Prediction.__slots__}
 

@@ -100,12 +100,24 @@ def test_an_image_size_of_the_spec_makes_a_vit_of_that_size() -> None:
 
 def test_flash_attention_is_traced_as_sdpa_and_a_model_without_sdpa_as_eager_with_a_note() -> None:
     flash = models.build(a_model(name="pythia-14m", attention="flash_attention_2"), data())
-    assert flash.module.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
+    assert flash.module.config._attn_implementation == models.MASKLESS_SDPA  # type: ignore[union-attr]
     assert any("flash_attention_2 is traced as sdpa" in note for note in flash.assumptions)
     deberta = models.build(a_model(name="deberta-v3-xsmall"), data())
     assert any("no sdpa attention" in note for note in deberta.assumptions)
     resnet = models.build(a_model(name="resnet-18"), data())
     assert not any("attention" in note for note in resnet.assumptions)
+
+
+def test_flash_attention_never_sees_a_mask_of_queries_by_keys_not_even_while_it_is_compiled() -> None:
+    from transformers.masking_utils import create_causal_mask
+
+    flash = models.build(a_model(name="pythia-14m", attention="flash_attention_2"), data())
+    config, embeddings = flash.module.config, torch.zeros(1, 64, 128, device="meta")
+
+    def mask(x: torch.Tensor) -> torch.Tensor | None:
+        return create_causal_mask(config=config, inputs_embeds=x, attention_mask=None, past_key_values=None)
+
+    assert torch.compile(mask, backend="eager")(embeddings) is None
 
 
 def test_a_length_beyond_rotary_positions_is_an_assumption_and_beyond_a_table_a_mistake() -> None:
