@@ -147,10 +147,11 @@ def spec_of(row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
         "optimizer": _known(OPTIMIZERS, str(config.get("optimizer", "")), "optimizer"),
         "checkpointing": "full" if checkpointed else "none",
         "sharding": _sharding(config, gpus, offload),
-        "zero1": "deepspeed",  # nobody reports torch's own
         "offload": offload,
         "accumulation": int(config.get("grad_accum", 1)),
     }
+    if training["sharding"] == "zero1":
+        training["zero1"] = "deepspeed"  # nobody reports torch's own
     if _of(BEFORE_FREED_GRADIENTS, row["source"]):
         training["accumulation"] = max(2, training["accumulation"])
     gpu = str(config["gpu"])
