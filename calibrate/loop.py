@@ -6,7 +6,7 @@ The order is that of the common trainers. Only the loss outlives the forward, so
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from planner import models
 from planner.model_inputs import IGNORED
 from planner.optimizers import AnyOptimizer, build_optimizer
 from planner.spec import Spec
-from planner.strategy import Strategy, batch_plan, choices
+from planner.strategy import HardwareChoice, Strategy, batch_plan, choices
 from planner.wrappers import checkpointing, fused_loss, lora
 
 # Autocast's dtype by precision; the others run in the dtype of their parameters.
@@ -26,6 +26,7 @@ AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 FIRST_SCALE = 1024.0  # of fp16's loss scaling: low enough that the first steps do not overflow and are skipped
 
 Mark = Callable[[str], None]
+Wrap = Callable[[torch.nn.Module], torch.nn.Module]
 
 
 def _ignore(_: str) -> None:
@@ -89,12 +90,17 @@ def loss_of(output: Any) -> torch.Tensor:
     return loss
 
 
-def only_strategy(spec: Spec) -> Strategy:
-    """The one strategy of a spec without open choices; RigplanError for several, or for what one GPU cannot run."""
+def only_choice(spec: Spec) -> tuple[Strategy, HardwareChoice]:
+    """The one strategy of a spec without open choices, and its hardware; RigplanError for several."""
     found = list(choices(spec))
     if len(found) != 1:
         raise RigplanError(f"found {len(found)} combinations in the spec; a real run takes one value for every field")
-    strategy, hardware = found[0]
+    return found[0]
+
+
+def only_strategy(spec: Spec) -> Strategy:
+    """The one strategy of a spec without open choices; RigplanError for several, or for what one GPU cannot run."""
+    strategy, hardware = only_choice(spec)
     spread = (hardware.count, strategy.tensor_parallel, strategy.sharding, strategy.offload)
     if spread != (1, 1, "none", "none"):
         raise RigplanError("a real run here is of one GPU: set hardware.count 1, sharding none and offload none")
@@ -103,7 +109,11 @@ def only_strategy(spec: Spec) -> Strategy:
 
 def prepare(spec: Spec, device: str) -> Training:
     """Build what the spec describes with random weights on `device`. Raises RigplanError for what cannot run here."""
-    strategy = only_strategy(spec)
+    return prepared(spec, only_strategy(spec), device)
+
+
+def prepared(spec: Spec, strategy: Strategy, device: str, wrap: Wrap | None = None) -> Training:
+    """As `prepare`, of one strategy of the spec; `wrap` is given the module before its optimizer is made."""
     batches = batch_plan(strategy, next(choices(spec))[1])
     if isinstance(batches, str):
         raise RigplanError(batches)
@@ -120,7 +130,10 @@ def prepare(spec: Spec, device: str) -> Training:
             raise RigplanError("unsupported: a real run with quantized weights; leave model.lora.quantize out")
         module = lora.apply(module, spec.model.lora)
     checkpointing.apply(module, strategy.checkpointing)
-    fused_loss.apply(module, strategy.loss, _fused_kernel(device))
+    if strategy.loss != "eager":
+        fused_loss.apply(module, strategy.loss, _fused_kernel(device))
+    if wrap is not None:
+        module = wrap(module)
     optimizer = build_optimizer(strategy.optimizer, strategy.optimizer_implementation, module, real=True)
     return Training(
         module=torch.compile(module) if strategy.compile else module,  # type: ignore[arg-type]
@@ -139,16 +152,14 @@ def prepare(spec: Spec, device: str) -> Training:
 
 def _fused_kernel(device: str) -> Callable[..., Any]:
     """Liger's own kernel on a GPU where it is installed; else the same chunks in torch's operators."""
-    try:
-        functional = importlib.import_module("liger_kernel.transformers.functional")
-    except ImportError:
+    if device != "cuda" or importlib.util.find_spec("liger_kernel") is None:
         return fused_loss.head_and_loss
+    liger = importlib.import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
 
     def kernel(hidden: Any, weight: Any, bias: Any, target: Any, count: Any, softcap: float | None, _: bool) -> Any:
-        fused = functional.liger_fused_linear_cross_entropy
-        return fused(hidden, weight, target, bias, ignore_index=IGNORED, reduction="sum", softcap=softcap) / count
+        return liger(hidden, weight, target, bias, ignore_index=IGNORED, reduction="sum", softcap=softcap) / count
 
-    return kernel if device == "cuda" else fused_loss.head_and_loss
+    return kernel
 
 
 def set_precision(precision: str) -> None:

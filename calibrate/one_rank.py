@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,15 @@ import click
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.loop import Training, set_precision
+from calibrate import loop, steps
 from catalog.errors import RigplanError
-from planner import models
-from planner.optimizers import build_optimizer
+from planner.collectives import Mesh
 from planner.spec import Spec
-from planner.strategy import Strategy, choices
-from planner.wrappers import checkpointing, fsdp
+from planner.strategy import Strategy
+from planner.wrappers import fsdp
 
 STEPS = 9
 LIFE_STEPS = 3  # after which the allocator holds what it will hold
@@ -38,70 +39,60 @@ FULLY_SHARDED = ("fsdp", "fsdp-grad-op")
 def run(spec: Mapping[str, Any], device: str = "cuda") -> dict[str, Any]:
     """A record of `spec`, whose `hardware.count` is the number of ranks: peaks in bytes, the fastest step in seconds.
 
-    Raises RigplanError for what is neither DDP nor FSDP2.
+    Raises RigplanError for what is neither DDP nor FSDP2, and without the device.
     """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RigplanError("found no GPU that torch can see; wanted one, or --device cpu, which measures no memory")
     asked = Spec.load(spec)
-    strategy, choice = next(iter(choices(asked)))
-    if strategy.sharding not in ("none", *FULLY_SHARDED):
-        raise RigplanError(
-            f"sharding {strategy.sharding}: one rank is run of none (DDP), {' and '.join(FULLY_SHARDED)}"
-        )
-    training = _prepared(asked, strategy, choice.count, device)
-    if device == "cuda":
+    strategy, hardware = loop.only_choice(asked)
+    with _group(strategy, hardware.count, device) as wrap:
+        training = loop.prepared(asked, strategy, device, wrap)
+        if strategy.sharding in FULLY_SHARDED:
+            training.strategy = replace(strategy, precision="fp32")  # FSDP's own policy casts, not autocast
+        return {"spec": dict(spec), **_stepped(training), "torch": torch.__version__}
+
+
+@contextmanager
+def _group(strategy: Strategy, ranks: int, device: str) -> Iterator[loop.Wrap]:
+    """What wraps a module as on one rank of several; the process group that it needs is there inside."""
+    if strategy.sharding in FULLY_SHARDED:
+        with fsdp.process_group(Mesh(strategy.sharding, shard=ranks), device) as mesh:
+            yield partial(_sharded, mesh=mesh, strategy=strategy)
+        return
+    if strategy.sharding != "none" or strategy.tensor_parallel > 1 or strategy.offload != "none":
+        found = f"sharding {strategy.sharding}, tensor_parallel {strategy.tensor_parallel}, offload {strategy.offload}"
+        raise RigplanError(f"found {found}; wanted sharding none (DDP), {' or '.join(FULLY_SHARDED)} alone")
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield DistributedDataParallel
+    finally:
+        dist.destroy_process_group()
+
+
+def _sharded(module: torch.nn.Module, mesh: DeviceMesh, strategy: Strategy) -> torch.nn.Module:
+    fsdp.shard(module, mesh, strategy.sharding, strategy.precision)
+    return module
+
+
+def _stepped(training: loop.Training) -> dict[str, Any]:
+    """Peaks of the first steps, where the device has an allocator, and the seconds of the fastest of all."""
+    on_gpu = training.device == "cuda"
+    if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     seconds, peaks = [], {}
     for number in range(STEPS):
-        _wait(device)
         began = time.perf_counter()
         training.step()
-        _wait(device)
+        if on_gpu:
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-        if number == LIFE_STEPS - 1 and device == "cuda":
+        if number == LIFE_STEPS - 1 and on_gpu:
             peaks = {
                 "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
                 "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
             }
-    dist.destroy_process_group()
-    return {"spec": dict(spec), **peaks, "least_step_seconds": min(seconds), "torch": torch.__version__}
-
-
-def _prepared(spec: Spec, strategy: Strategy, ranks: int, device: str) -> Training:
-    """The model wrapped as on one of `ranks`, with its optimizer and inputs."""
-    set_precision(strategy.precision)
-    torch.manual_seed(0)
-    model = models.build(spec.model, spec.data, device=device, dtype=torch.float32)
-    micro_batch = strategy.micro_batch if isinstance(strategy.micro_batch, int) else 1
-    module, inputs = model.module, model.inputs(micro_batch)
-    checkpointing.apply(module, strategy.checkpointing)
-    if strategy.sharding in FULLY_SHARDED:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
-        fsdp.shard(module, mesh, strategy.sharding, strategy.precision)
-        strategy = replace(strategy, precision="fp32")  # FSDP's own policy casts, not autocast
-    else:
-        backend = "nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        module = DistributedDataParallel(module)
-    return Training(
-        module=module,
-        inputs=inputs,
-        optimizer=build_optimizer(strategy.optimizer, strategy.optimizer_implementation, module, real=True),
-        strategy=strategy,
-        device=device,
-        micro_batch=micro_batch,
-        accumulation=1,
-        tokens_per_sample=model.samples_to_tokens,
-        notes=(),
-        trainable=[parameter for parameter in module.parameters() if parameter.requires_grad],
-    )
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    return {**peaks, "least_step_seconds": min(seconds)}
 
 
 @click.command()
@@ -110,13 +101,15 @@ def _wait(device: str) -> None:
 @click.option("--device", default="cuda", type=click.Choice(["cuda", "cpu"]))
 def main(runs: Path, output: Path, device: str) -> None:
     """Run the specs of RUNS as one rank of several each, and write one JSON record a line."""
-    for line in runs.read_text(encoding="utf-8").splitlines():
-        asked = json.loads(line)
-        with multiprocessing.get_context("spawn").Pool(1) as alone:
-            record = {"name": asked["name"], **alone.apply(run, (asked["spec"], device))}
-        with output.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        click.echo(f"{record['name']}: {1000 * record['least_step_seconds']:.1f} ms a step")
+    try:
+        for asked in steps.read(runs):
+            with multiprocessing.get_context("spawn").Pool(1) as alone:
+                record = {"name": asked.get("name", ""), **alone.apply(run, (asked["spec"], device))}
+            with output.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            click.echo(f"{record['name']}: {1000 * record['least_step_seconds']:.1f} ms a step")
+    except RigplanError as error:
+        raise click.UsageError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from calibrate import kernels
 from calibrate.replay import NotReplayable, Rotation, call_bytes, result_bytes, rotation_sets, runnable
 from catalog.errors import RigplanError
 from planner.call import Call, to_json
+from planner.cost import rounds
 from planner.operators import describe
 
 SHARE_OF_MEMORY = 0.8  # of what is free, that the arguments and results of one call may take
@@ -67,19 +68,14 @@ def jobs_of(calls: Iterable[Call]) -> list[Job]:
     jobs = []
     for call in dict.fromkeys(calls):
         jobs.append(Job(call))
-        if _rounds(call):
+        if rounds(call):
             jobs.append(Job(call, tf32=True))
     return jobs
 
 
 def job_of(call: Call, tf32: bool) -> Job:
     """The job of one call of a trace; TF32 is asked for only where it changes what runs."""
-    return Job(call, tf32 and _rounds(call))
-
-
-def _rounds(call: Call) -> bool:
-    """Whether TF32 changes what a call runs."""
-    return describe(call, tf32=True).dtype == "tf32"
+    return Job(call, tf32 and rounds(call))
 
 
 def all_jobs() -> list[Job]:

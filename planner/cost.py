@@ -137,12 +137,13 @@ def price(operators: Iterable[Operator], machine: Pricing) -> None:
         if operator.kind != FREE and operator not in machine._costs:
             groups[operator.kind, operator.dtype].append(operator)
     for (kind, dtype), items in groups.items():
-        known = _known(machine.curves(UNKNOWN_KIND if kind == UNKNOWN else kind, dtype), machine)
+        curves = machine.curves(UNKNOWN_KIND if kind == UNKNOWN else kind, dtype)
+        known = _known(curves, machine)
         found = _seconds(kind, dtype, items, machine)
         if dtype == "tf32" and known != "measured":
             # TF32 is leave, not duty: a library keeps the fp32 kernel where that is quicker.
             found = np.minimum(found, _seconds(kind, "f32", items, machine))
-        if kind in PRODUCTS and not _own(kind, dtype, machine):
+        if kind in PRODUCTS and not _own(curves, machine):
             found = np.maximum(found, _ceiling_seconds(items, machine))
         for operator, value in zip(items, found, strict=True):
             floor = floor_seconds(operator, machine)
@@ -151,7 +152,12 @@ def price(operators: Iterable[Operator], machine: Pricing) -> None:
 
 def point_key(call: Call, tf32: bool) -> str:
     """The text an exact point is kept under; TF32 changes only what fp32 products take."""
-    return f"{call} tf32" if tf32 and describe(call, tf32=True).dtype == "tf32" else str(call)
+    return f"{call} tf32" if tf32 and rounds(call) else str(call)
+
+
+def rounds(call: Call) -> bool:
+    """Whether TF32, where it is allowed, changes what a call runs."""
+    return describe(call, tf32=True).dtype == "tf32"
 
 
 def floor_seconds(operator: Operator, machine: Pricing) -> float:
@@ -196,15 +202,13 @@ def _known(curves: tuple[Curve, ...], machine: Pricing) -> Known:
     """`measured` needs samples that calibration took on this very device; `transferred` a relative's of one vendor."""
     if not curves or machine.profile.known == "prior":
         return "prior"
-    last = curves[-1].samples
-    if last.device == machine.accelerator.name and last.measured:
+    if _own(curves, machine) and curves[-1].samples.measured:
         return "measured"
     return "transferred" if any(curve.samples.measured for curve in curves) else "prior"
 
 
-def _own(kind: str, dtype: str, machine: Pricing) -> bool:
-    """Whether the kind was timed on this very device."""
-    curves = machine.curves(kind, dtype)
+def _own(curves: tuple[Curve, ...], machine: Pricing) -> bool:
+    """Whether the last of the curves was timed on this very device."""
     return bool(curves) and curves[-1].samples.device == machine.accelerator.name
 
 

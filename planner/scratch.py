@@ -26,7 +26,7 @@ CONVOLUTION_ALIGNMENT, FILTER_GRADIENT_ALIGNMENT = 8, 16
 TILE = 128  # rows and columns of a weight's gradient that one thread block sums
 # Of an embedding's gradient: rows up to which they are added one by one, rows in a partial sum, lists of all rows.
 EMBEDDING_UNSORTED, EMBEDDING_ROWS, EMBEDDING_LISTS = 3072, 10, 6
-FEW_CHANNELS, SMALL_FILTER = 4, 9
+FEW_CHANNELS, SMALL_FILTER = 4, 9  # channels and places of a filter, fewer and up to which an image is read as it is
 OFFSETS_END = 2**31 - 1  # bytes that a kernel with 32-bit offsets reaches
 FEWEST_SLICES, SLICE_TERMS = 3, 12288  # of a sum in 16 bit, and what one slice has at least
 SLICE_ROWS = 2048  # places below which a sum is not cut further
@@ -126,17 +126,16 @@ def _row_copy(call: Call, _: Device) -> Groups:
     return () if source.stride is None else ((_bytes(source),),)
 
 
-def _embedding_backward(call: Call, _: Device) -> Groups:
+def _embedding_backward(call: Call, device: Device) -> Groups:
     """Many rows are sorted by their place, summed in fp32 by tens, and these sums then by place: room for as many sums
     as there can be (aten/native/cuda/EmbeddingBackwardKernel.cu). A gradient that is not contiguous is copied."""
     grad, indices = call.tensors[:2]
-    rows, places = indices.elements, call.results[0].shape[0]
+    rows, places, copied = indices.elements, call.results[0].shape[0], _row_copy(call, device)
     if rows <= EMBEDDING_UNSORTED:
-        return _row_copy(call, _)
+        return copied
     sums = rows // EMBEDDING_ROWS + min(rows, places)
     sorting = (rows * ITEM_BYTES[indices.dtype],) * EMBEDDING_LISTS
-    copied = () if grad.stride is None else (_bytes(grad),)
-    return ((*copied, *sorting, sums * grad.shape[-1] * ITEM_BYTES["f32"]),)
+    return ((*sum(copied, ()), *sorting, sums * grad.shape[-1] * ITEM_BYTES["f32"]),)
 
 
 def _group_norm(call: Call, _: Device) -> Groups:
@@ -199,8 +198,7 @@ def _partial_sums(weight: TensorSpec, terms: int, sm_count: int) -> int:
     ResNet-34, a ResNet-50, a U-Net and a wav2vec 2.0 on an H200.
     """
     outside, inside, *kernel = weight.shape
-    width = -(-inside * ITEM_BYTES[weight.dtype] // 16) * 16 // ITEM_BYTES[weight.dtype]
-    places = math.prod(kernel)
+    width, places = _padded(inside, weight.dtype) // ITEM_BYTES[weight.dtype], math.prod(kernel)
     columns = places * -(-width // TILE) if 2 * width >= TILE else -(-places * width // TILE)
     slices = sm_count // (-(-outside // TILE) * columns)
     return 0 if slices < FEWEST_SLICES else min(slices - 1, terms // SLICE_TERMS) * outside * width * places
@@ -262,8 +260,12 @@ def _transformed(
 def _padded_bytes(tensor: TensorSpec) -> int:
     """Of [n, channels, ...] with the channels of each place rounded up to 16 bytes."""
     samples, channels, *places = tensor.shape
-    row = -(-channels * ITEM_BYTES[tensor.dtype] // 16) * 16
-    return samples * row * math.prod(places)
+    return samples * _padded(channels, tensor.dtype) * math.prod(places)
+
+
+def _padded(channels: int, dtype: str) -> int:
+    """Bytes of the channels of one place."""
+    return -(-channels * ITEM_BYTES[dtype] // 16) * 16
 
 
 def _channels_last(tensor: TensorSpec) -> bool:

@@ -6,8 +6,6 @@ import math
 
 from planner.call import Call, TensorSpec
 from planner.operators.operator import (
-    NARROW_CHANNELS,
-    SHAPE_FIELDS,
     Describer,
     Operator,
     argument,
@@ -50,15 +48,6 @@ def cudnn_convolution(variant: str, call: Call) -> Operator:
     flop = _flop(image if transposed else call.results[0], weight)
     settings = (stride, int(transposed), groups, math.prod(integers(argument(call, 4, "dilation"), (1,))))
     return _describe(variant, call, image, weight, call.results[0], settings, (0, 0, 0), flop)
-
-
-def is_depthwise(operator: Operator) -> bool:
-    """Few channels a group: kernels without tensor cores, which TF32 leaves as they are."""
-    if operator.kind != "convolution":
-        return False
-    _, channels_in, channels_out, *_ = operator.shape
-    groups = operator.shape[SHAPE_FIELDS["convolution"].index("groups")]
-    return groups > 1 and max(channels_in, channels_out) < NARROW_CHANNELS * groups
 
 
 def pool(variant: str, call: Call) -> Operator:

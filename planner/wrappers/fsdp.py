@@ -27,7 +27,7 @@ LOW = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 
 @contextmanager
-def process_group(mesh: Mesh) -> Iterator[DeviceMesh]:
+def process_group(mesh: Mesh, device: str = "cpu") -> Iterator[DeviceMesh]:
     """The device mesh of rank 0 among `mesh.ranks`; nothing is sent. Raises RigplanError where a group exists
     already."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -40,7 +40,7 @@ def process_group(mesh: Mesh) -> Iterator[DeviceMesh]:
     try:
         sizes = {"replicate": mesh.replicate, "shard": mesh.shard, "tensor": mesh.tensor}
         kept = {name: size for name, size in sizes.items() if size > 1} or {"shard": 1}
-        yield init_device_mesh("cpu", tuple(kept.values()), mesh_dim_names=tuple(kept))
+        yield init_device_mesh(device, tuple(kept.values()), mesh_dim_names=tuple(kept))
     finally:
         dist.destroy_process_group()
 

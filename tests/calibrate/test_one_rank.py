@@ -41,3 +41,12 @@ def test_a_rank_of_ddp_steps_alone_in_its_group() -> None:
 def test_other_shardings_are_refused() -> None:
     with pytest.raises(RigplanError, match="zero2"):
         one_rank.run(spec("zero2"), "cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_what_is_wanted(tmp_path: Path) -> None:
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text(json.dumps({"name": "mine", "spec": spec("fsdp")}) + "\n")
+    done = CliRunner().invoke(one_rank.main, [str(asked), "-o", str(tmp_path / "told.jsonl")])
+    assert done.exit_code == 2
+    assert "found no GPU" in done.output
