@@ -13,6 +13,7 @@ MOST_BYTES = 4 << 30  # of one tensor
 MOST_SCANNED = 1 << 27  # elements
 MOST_SORTED = 1 << 23
 LENGTHS = (16, 64, 256, 1024, 2048, 4096, 16384, 65536, 1 << 18)
+BETWEEN_ROWS, BETWEEN_LENGTHS = (2, 16, 128, 1024, 16384, 32768, 65536), (24, 100, 128, 512, 1536, 8192, 32768)
 
 ROWS = (256, 2048, 16384, 65536)
 WIDTHS = (96, 512, 768, 1024, 2049, 4096, 8192)
@@ -142,11 +143,14 @@ def scan() -> Iterator[Call]:
     for dtype, rows, length in itertools.product(("i64", "f32", "bf16"), (1, 8, 64, 512, 4096, 65536), LENGTHS):
         if rows * length <= MOST_SCANNED:
             yield make("cumsum.default", tensor(dtype, rows, length), 1)
+    for dtype, rows, length in itertools.product(("f32", "bf16", "i64"), BETWEEN_ROWS, BETWEEN_LENGTHS):
+        if rows * length <= MOST_SCANNED:
+            yield make("cumsum.default", tensor(dtype, rows, length), 1)
     for rows, length in itertools.product((1, 8, 32), (128, 512, 2048, 8192)):  # positions from a mask
         for dtype in ("b8", "i32"):
             x, places = tensor(dtype, rows, length), tensor("i64", rows, length)
             yield Call("cumsum.default", (x, 1), (), (places,))
-    for rows, length, inner in itertools.product((4, 64, 512), (64, 512, 2048), (8, 64, 768)):
+    for rows, length, inner in itertools.product((4, 16, 64, 512), (64, 200, 512, 1024, 2048), (8, 64, 256, 768)):
         for dtype in ("i64", "f32"):
             if rows * length * inner <= MOST_SCANNED:
                 yield make("cumsum.default", tensor(dtype, rows, length, inner), 1)

@@ -25,7 +25,7 @@ torch.library.define(
 torch.library.define(
     "rigplan::rnn_forward",
     "(str mode, Tensor x, Tensor[] states, Tensor[] weights, int layers, float dropout, bool bidirectional,"
-    " bool batch_first) -> (Tensor, Tensor, Tensor, Tensor)",
+    " bool batch_first) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "rigplan::rnn_backward",
@@ -107,6 +107,7 @@ def _reserve_elements(mode: str, x: Any, hidden: int, layers: int, directions: i
 def _rnn_forward(
     mode: str, x: Any, states: Any, weights: Any, layers: int, dropout: float, bidirectional: bool, batch_first: bool
 ) -> Any:
+    """Output, last states, a buffer for weights that lie apart, what the backward needs: in the order of their births."""
     directions = 2 if bidirectional else 1
     hidden = states[0].shape[-1]
     outer, inner = x.shape[:2]
@@ -114,7 +115,10 @@ def _rnn_forward(
     y = x.new_empty(inner, outer, wide).transpose(0, 1) if batch_first else x.new_empty(outer, inner, wide)
     reserve = x.new_empty(_reserve_elements(mode, x, hidden, layers, directions, dropout))
     cell = torch.empty_like(states[-1]) if mode == "lstm" else x.new_empty(0)
-    return y, torch.empty_like(states[0]), cell, reserve
+    # torch keeps an RNN's weights in one buffer, as cuDNN reads them, but for those in bf16
+    apart = weights[0].dtype == torch.bfloat16 and len({weight.untyped_storage()._cdata for weight in weights}) > 1
+    buffer = x.new_empty(sum(weight.numel() for weight in weights) if apart else 0)
+    return y, torch.empty_like(states[0]), cell, buffer, reserve
 
 
 @torch.library.register_fake("rigplan::rnn_backward")
@@ -127,15 +131,15 @@ def _rnn_backward(
 
 def _rnn_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mode, x, states, weights, ctx.layers, ctx.dropout, ctx.bidirectional, ctx.batch_first = inputs
-    y, _, _, reserve = output
+    y, _, _, buffer, reserve = output
     ctx.n_states = len(states)
-    ctx.save_for_backward(x, y, reserve, *states, *weights)
-    ctx.mark_non_differentiable(reserve)
+    ctx.save_for_backward(x, y, buffer, reserve, *states, *weights)
+    ctx.mark_non_differentiable(buffer, reserve)
     ctx.set_materialize_grads(False)
 
 
 def _rnn_gradient(ctx: Any, grad: Any, *_: Any) -> Any:
-    x, y, reserve, *rest = ctx.saved_tensors
+    x, y, _, reserve, *rest = ctx.saved_tensors
     states, weights = rest[: ctx.n_states], rest[ctx.n_states :]
     dx, dstates, flat = torch.ops.rigplan.rnn_backward(
         grad, ctx.mode, x, states, weights, y, reserve, ctx.layers, ctx.dropout, ctx.bidirectional, ctx.batch_first

@@ -11,6 +11,7 @@ from planner.workload import ALLOCATE, CALL, CATEGORIES, FREE, GRADIENT, PHASE, 
 
 # After three steps nothing new happens: states are born in the first, the second meets the fragments they left.
 STEPS = 3
+RESULT = -1  # in a group of blocks: a result of the call is born there
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class _Player:
         self.peak_phase = "load"
         self.peaks: dict[str, int] = {}
         self.scratch = [scratch.during(call) for call in workload.calls]
+        self.placed = {value for value, groups in enumerate(self.scratch) if any(RESULT in group for group in groups)}
         self.names = [call.name for call in workload.calls]
         self.awaited = [block for block in scratch.held if isinstance(block, Workspace)]
         self.gradients = [parameter.gradient_block for parameter in workload.parameters]
@@ -120,16 +122,17 @@ class _Player:
         events = self.workload.segments[segment]
         extra: dict[int, Block | None] = {}
         fresh = {block for block in self.gradients if block is not None} if again else set()
-        allocate, free, stream = self.allocator.allocate, self.allocator.free, self.streams.get
+        free = self.allocator.free
+        born: list[int] = []  # what the next call writes: it decides where among its own blocks
         for code, value in zip(events.codes.tolist(), events.values.tolist(), strict=True):
             if code == ALLOCATE:
-                if value in fresh:
-                    extra[value] = allocate(self.sizes[value], stream(value, 0))
-                    self._count(value, 1)
-                elif value not in self.live:
-                    self.live[value] = allocate(self.sizes[value], stream(value, 0))
-                    self._count(value, 1)
-            elif code == FREE:
+                born.append(value)
+                continue
+            if born and not (code == CALL and value in self.placed):
+                for block in born:
+                    self._bear(block, fresh, extra)
+                born.clear()
+            if code == FREE:
                 if value in extra:
                     free(extra.pop(value))
                     self._count(value, -1)
@@ -140,7 +143,8 @@ class _Player:
                 if self.awaited:
                     self._take_workspaces(self.names[value])
                 for group in self.scratch[value]:
-                    self._pass_through(group)
+                    self._pass_through(group, bear=lambda: self._bear(born.pop(0), fresh, extra))
+                born.clear()
             elif code == GRADIENT:
                 block = self.gradients[value]
                 if block in extra:
@@ -149,10 +153,19 @@ class _Player:
             elif code == PHASE:
                 self._end_phase()
                 self.phase = PHASES[value]
+        for block in born:
+            self._bear(block, fresh, extra)
         for block in list(extra):
             free(extra.pop(block))
             self._count(block, -1)
         self._end_phase()
+
+    def _bear(self, block: int, fresh: set[int], extra: dict[int, Block | None]) -> None:
+        """Allocate a block of the trace, unless it is there already."""
+        if block in fresh or block not in self.live:
+            there = extra if block in fresh else self.live
+            there[block] = self.allocator.allocate(self.sizes[block], self.streams.get(block, 0))
+            self._count(block, 1)
 
     def hold(self, size: int) -> None:
         self.allocator.allocate(size)
@@ -181,14 +194,22 @@ class _Player:
         by_category = {name: size for name, size in zip(CATEGORIES, self.at_peak, strict=True) if size}
         return Timeline(self.most, self.allocator.peak_reserved, self.peak_phase, self.peaks, by_category, failed)
 
-    def _pass_through(self, sizes: tuple[int, ...], category: str = "workspace") -> None:
-        blocks = [self.allocator.allocate(size) for size in sizes]
+    def _pass_through(
+        self, sizes: tuple[int, ...], category: str = "workspace", bear: Callable[[], None] | None = None
+    ) -> None:
+        """Blocks taken at once and given back; at each RESULT the next of what the call writes is born."""
         kind = CATEGORIES.index(category)
-        self.held[kind] += sum(sizes)
-        self._look()
-        self.held[kind] -= sum(sizes)
-        for block in blocks:
+        taken = []
+        for size in sizes:
+            if size == RESULT and bear is not None:
+                bear()
+            else:
+                taken.append(self.allocator.allocate(size))
+                self.held[kind] += size
+                self._look()
+        for block in taken:
             self.allocator.free(block)
+        self.held[kind] -= sum(size for size in sizes if size != RESULT)
 
     def _count(self, block: int, sign: int) -> None:
         self.held[self.categories[block]] += sign * self.sizes[block]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.call import ITEM_BYTES, Call, TensorSpec
-from planner.memory import Workspace
+from planner.memory import RESULT, Workspace
 
 MIB = 1 << 20
 Groups = tuple[tuple[int, ...], ...]
@@ -60,7 +60,8 @@ def held(device: Device) -> tuple[Workspace, ...]:
 
 
 def during(call: Call, device: Device) -> Groups:
-    """Blocks that a call allocates and gives back, in bytes: groups one after another, a group's blocks at once."""
+    """Blocks that a call allocates and gives back, in bytes: groups one after another, a group's blocks at once. Where
+    the call's results are born among them, RESULT stands for each."""
     rule = RULES.get(call.name)
     return () if rule is None else rule(call, device)
 
@@ -205,11 +206,12 @@ def _partial_sums(weight: TensorSpec, terms: int, sm_count: int) -> int:
 
 
 def _rnn(call: Call, _: Device) -> Groups:
-    """A copy of what lies samples first with steps first, and cuDNN's workspace.
+    """A copy of what lies samples first with steps first, and cuDNN's workspace; the results are born between.
 
     In fp32 the gates of one layer before and after the recurrence (2 % above what an LSTM took on an H200). In 16 bit,
     exactly: the gates of a layer and RNN_RUN_AHEAD steps more, its states and one more, the weights without biases, and
-    a constant. The backward takes it twice, for the gradients of input and of weights.
+    a constant. The backward takes it twice, for the gradients of input and of weights
+    (aten/native/cudnn/RNN.cpp).
     """
     given = call.tensors
     forward = call.name.startswith("rigplan.rnn_forward")
@@ -223,10 +225,11 @@ def _rnn(call: Call, _: Device) -> Groups:
         rows = gates * (steps + RNN_RUN_AHEAD) + steps + 1
         workspace = rows * samples * hidden * item + weights + RNN_WORKSPACE
     copied = (_bytes(source),) if samples_first else ()
+    all_but_last = (RESULT,) * (len(call.results) - 1)
     if forward:
-        return ((*copied, workspace),)
+        return ((*copied, *all_but_last, workspace, RESULT),)
     gradient = (_bytes(given[0]),) if samples_first else ()
-    return (*gradient, *copied, workspace), (*copied, workspace)
+    return (*gradient, *copied, *all_but_last, workspace), (*copied, RESULT, workspace)
 
 
 def _transformed(

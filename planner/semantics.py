@@ -158,9 +158,7 @@ def _rnn(mode: str) -> Callable[..., Any]:
         train: bool, bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         states = list(hx) if isinstance(hx, list | tuple) else [hx]
-        if weights[0].dtype == torch.bfloat16 and not _in_one_buffer(weights):
-            weights = _OneBuffer.apply(torch.bfloat16, *weights)  # torch flattens an RNN's weights of other dtypes only
-        y, h, c, _ = rigplan.rnn_forward(mode, x, states, weights, layers, dropout, bidirectional, batch_first)
+        y, h, c, *_ = rigplan.rnn_forward(mode, x, states, weights, layers, dropout, bidirectional, batch_first)
         return (y, h, c) if mode == "lstm" else (y, h)
 
     return run
@@ -193,6 +191,3 @@ class _OneBuffer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return None, *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True))
 
-
-def _in_one_buffer(weights: Sequence[torch.Tensor]) -> bool:
-    return len({weight.untyped_storage()._cdata for weight in weights}) == 1

@@ -6,6 +6,7 @@ import pytest
 
 from planner import scratch
 from planner.call import Call, TensorSpec
+from planner.memory import RESULT
 from planner.scratch import MIB, Device
 
 H200 = Device((9, 0), 132)
@@ -98,8 +99,9 @@ def test_an_rnn_in_16_bit_takes_its_workspace_twice_in_the_backward(samples: int
     forward = Call(
         "rigplan.rnn_forward.default", ("lstm", x, (state, state), weights, *settings), (), (x, state, state)
     )
-    ((copied, workspace),) = scratch.during(forward, H200)
+    ((copied, *results, workspace, last),) = scratch.during(forward, H200)
     assert (copied, workspace / MIB) == (samples * 512 * 1500 * 2, pytest.approx(mebibytes, abs=2e-3))
+    assert (results, last) == ([RESULT, RESULT], RESULT)  # the workspace is there before what the backward needs
     given = (x, "lstm", x, (state, state), weights, x, x, *settings)
     groups = scratch.during(Call("rigplan.rnn_backward.default", given, (), (x, state)), H200)
     assert [group[-1] for group in groups] == [workspace, workspace]
