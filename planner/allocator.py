@@ -2,13 +2,15 @@
 
 Rules and sizes as in c10/cuda/CUDACachingAllocator: requests round to 512 bytes; up to 1 MiB they are served from 2 MiB
 segments, below 10 MiB from 20 MiB segments, above from segments of their own in multiples of 2 MiB; the best-fitting
-free block is taken and split; neighbours merge when freed; nothing goes back to the driver before memory runs out. Each
-stream has segments of its own: what one has freed serves no other.
+free block is taken, of equal ones the lowest, and split; neighbours merge when freed; nothing goes back to the driver
+before memory runs out. Each stream has segments of its own: what one has freed serves no other.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+
+from planner.address_space import AddressSpace
 
 MIB = 1 << 20
 ROUND = 512
@@ -52,7 +54,7 @@ class Allocator:
         self._free: dict[Pool, list[tuple[int, int]]] = {}  # (size, address), by pool
         self._blocks: dict[int, Block] = {}  # free blocks by address
         self._tails: dict[Pool, Block] = {}  # expandable: each pool's last block
-        self._next_address = 0
+        self._space = AddressSpace()
 
     def allocate(self, size_bytes: int, stream: int = 0) -> Block | None:
         """A block for `size_bytes` from the pools of `stream`; None for nothing. Raises OutOfMemory."""
@@ -106,9 +108,7 @@ class Allocator:
             else -(-size // LARGE_ROUND) * LARGE_ROUND
         )
         self._reserve(segment)
-        block = Block(self._next_address, segment, pool)
-        self._next_address += segment + LARGE_ROUND  # segments never touch, so never merge
-        return block
+        return Block(self._space.take(segment), segment, pool)
 
     def _stretch(self, size: int, pool: Pool) -> Block:
         """Map more pages at the end of the pool's one segment; its last block, when free, is part of the answer."""
@@ -143,6 +143,8 @@ class Allocator:
         for block in [block for block in self._blocks.values() if block.before is None and block.after is None]:
             self._take(block)
             self.reserved -= block.size
+            if not self._expandable:
+                self._space.give_back(block.address, block.size)
             if self._tails.get(block.pool) is block:
                 del self._tails[block.pool]
 

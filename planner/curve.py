@@ -33,6 +33,8 @@ BLOCK_ROWS = 32
 SHORT_ROW = 1024
 LONGEST_RUN = 14.0
 """Longer runs than 2 to this power of elements are all alike."""
+SCAN_THREADS, SCAN_ACROSS = 9, (4, 9)
+"""Of a block that scans rows, as powers of 2: threads, and the fewest and most of them that share a row."""
 SMALL_BYTES = 2.0**14
 """Streams below this size are all alike: the launch is what they take."""
 
@@ -264,12 +266,23 @@ def _pool(shape: Numbers, work: Numbers) -> Numbers:
 
 
 def _scan(shape: Numbers, work: Numbers) -> Numbers:
-    """Another dtype is converted first, and a single row has a kernel of its own."""
+    """Another dtype is converted first, and a single row has a kernel of its own. Where what is scanned lies together,
+    a block's threads are split between rows and columns, which sets how many blocks there are and how often each goes
+    on (aten/native/cuda/ScanUtils.cuh)."""
     rows, length, inner = shape.T
     read, written = (work[:, column] / np.maximum(rows * length, 1.0) for column in (1, 2))
+    together = inner == 1
+    balanced = (SCAN_THREADS + np.ceil(_log(length)) - np.ceil(_log(rows))) // 2
+    across = np.where(together, np.clip(balanced, *SCAN_ACROSS), SCAN_THREADS)
+    turns = np.where(together, np.maximum(_log(length) - across - 1, 0.0), 0.0)
+    blocks = np.maximum(_log(rows) - (SCAN_THREADS - across), 0.0)
     return np.stack(
-        [_log(rows), _log(length), _log(inner), 2.0 * _log(read), 2.0 * _log(written), 2.0 * (rows == 1)], 1
-    )
+        [
+            _log(rows), _log(length), _log(inner), 2.0 * _log(read), 2.0 * _log(written), 2.0 * (rows == 1),
+            turns, blocks, 2.0 * (inner > 1),
+        ],
+        1,
+    )  # fmt: skip
 
 
 def _resample(shape: Numbers, work: Numbers) -> Numbers:

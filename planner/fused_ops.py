@@ -107,7 +107,7 @@ def _reserve_elements(mode: str, x: Any, hidden: int, layers: int, directions: i
 def _rnn_forward(
     mode: str, x: Any, states: Any, weights: Any, layers: int, dropout: float, bidirectional: bool, batch_first: bool
 ) -> Any:
-    """Output, last states, a buffer for weights that lie apart, what the backward needs: in the order of their births."""
+    """Output, last states, a buffer for weights that lie apart, what the backward needs: in the order of birth."""
     directions = 2 if bidirectional else 1
     hidden = states[0].shape[-1]
     outer, inner = x.shape[:2]

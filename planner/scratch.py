@@ -23,6 +23,10 @@ CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # Hopper and l
 CUBLASLT_WORKSPACE = 1 * MIB
 # Bytes at which the rows of a convolution by 1 must start to be read as they are.
 CONVOLUTION_ALIGNMENT, FILTER_GRADIENT_ALIGNMENT = 8, 16
+# Multiply-adds for each element read or written from which a convolution by 1 gains more from channels last than the
+# copies cost: between 205 (1024 to 256 channels of a ResNet-50) and 256 (512 to 512 of a U-Net) in 16 bit on an H200;
+# in TF32 they stay as they are.
+WORTH_A_COPY = 230
 TILE = 128  # rows and columns of a weight's gradient that one thread block sums
 # Of an embedding's gradient: rows up to which they are added one by one, rows in a partial sum, lists of all rows.
 EMBEDDING_UNSORTED, EMBEDDING_ROWS, EMBEDDING_LISTS = 3072, 10, 6
@@ -199,7 +203,7 @@ def _partial_sums(weight: TensorSpec, terms: int, sm_count: int) -> int:
     ResNet-34, a ResNet-50, a U-Net and a wav2vec 2.0 on an H200.
     """
     outside, inside, *kernel = weight.shape
-    width, places = _padded(inside, weight.dtype) // ITEM_BYTES[weight.dtype], math.prod(kernel)
+    width, places = _padded(inside, weight.dtype, read=True) // ITEM_BYTES[weight.dtype], math.prod(kernel)
     columns = places * -(-width // TILE) if 2 * width >= TILE else -(-places * width // TILE)
     slices = sm_count // (-(-outside // TILE) * columns)
     return 0 if slices < FEWEST_SLICES else min(slices - 1, terms // SLICE_TERMS) * outside * width * places
@@ -243,7 +247,7 @@ def _transformed(
     """Input, output and weights with channels last and padded to 16 bytes: one block. `arguments` start at the input.
 
     None in full fp32 (kernels without tensor cores read channels first), for a convolution by 1 whose rows are aligned
-    (a plain matmul), and for torch's own depthwise kernels.
+    (a plain matmul) and whose channels are not too many, and for torch's own depthwise kernels.
     """
     stride, groups = arguments[3], arguments[-1] if isinstance(arguments[-1], int) else arguments[-2]
     depthwise = groups > 1 and groups == source.shape[1]
@@ -254,21 +258,26 @@ def _transformed(
         return ()
     pointwise = math.prod(weight.shape[2:]) == 1
     image_bytes = math.prod(source.shape[2:]) * ITEM_BYTES[source.dtype]
-    if pointwise and math.prod(stride) == 1 and image_bytes % aligned_bytes == 0:
+    outside, inside = weight.shape[:2]
+    worth = weight.dtype != "f32" and outside * inside > WORTH_A_COPY * (outside + inside)
+    if pointwise and math.prod(stride) == 1 and image_bytes % aligned_bytes == 0 and not worth:
         return ()
-    kernel = 0 if pointwise else _padded_bytes(weight)
-    return ((_padded_bytes(source) + _padded_bytes(result) + kernel,),)
+    kernel = 0 if pointwise else _padded_bytes(weight, read=True)
+    return ((_padded_bytes(source, read=True) + _padded_bytes(result) + kernel,),)
 
 
-def _padded_bytes(tensor: TensorSpec) -> int:
-    """Of [n, channels, ...] with the channels of each place rounded up to 16 bytes."""
+def _padded_bytes(tensor: TensorSpec, *, read: bool = False) -> int:
+    """Of [n, channels, ...] with the channels of each place padded."""
     samples, channels, *places = tensor.shape
-    return samples * _padded(channels, tensor.dtype) * math.prod(places)
+    return samples * _padded(channels, tensor.dtype, read=read) * math.prod(places)
 
 
-def _padded(channels: int, dtype: str) -> int:
-    """Bytes of the channels of one place."""
-    return -(-channels * ITEM_BYTES[dtype] // 16) * 16
+def _padded(channels: int, dtype: str, *, read: bool = False) -> int:
+    """Bytes of the channels of one place: rounded up to 16; of the few channels of an fp16 image that is read, to 8
+    (the first convolutions of a ResNet-50 in fp16 and of a ResNet-34 in bf16 on an H200)."""
+    item = ITEM_BYTES[dtype]
+    aligned = 8 if read and dtype == "f16" and channels <= FEW_CHANNELS else 16
+    return -(-channels * item // aligned) * aligned
 
 
 def _channels_last(tensor: TensorSpec) -> bool:

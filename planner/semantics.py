@@ -11,7 +11,7 @@ Sources: torch/csrc/autograd and aten/src/ATen/autocast_mode.h (the CUDA lists),
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -190,4 +190,3 @@ class _OneBuffer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return None, *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True))
-

@@ -40,10 +40,10 @@ BOUNDS = {
     "pythia-160m": (0.05, 0.05),
     "bert-base-fp16": (0.05, 0.05),
     "vit-base-fp32": (0.05, 0.05),
-    "resnet-50": (0.4, 3.6),
+    "resnet-50": (0.2, 0.2),
     "modernbert-base": (0.05, 0.05),
     "olmoe-small": (0.05, 0.4),
-    "lstm": (0.05, 0.2),
+    "lstm": (0.05, 0.1),
     "dlrm": (0.2, 0.05),
     "lstm-bf16": (0.05, 0.05),
     "resnet-34": (0.1, 0.9),
@@ -134,6 +134,6 @@ def test_all_real_runs_are_predicted() -> None:
     assert statistics.mean(allocated) <= 0.2
     assert statistics.quantiles(allocated, n=10)[-1] <= 0.5
     assert max(allocated) <= 7.3  # a speech model whose LayerDrop left a layer out
-    assert statistics.mean(reserved) <= 1.0
-    assert statistics.quantiles(reserved, n=10)[-1] <= 3.0
-    assert max(reserved) <= 18.8  # an LSTM with bf16 weights; the next are U-Nets, 9.7
+    assert statistics.mean(reserved) <= 0.6
+    assert statistics.quantiles(reserved, n=10)[-1] <= 2.0
+    assert max(reserved) <= 18.2  # a U-Net in TF32 at batch 12, whose workspaces cuDNN cuts otherwise; the next, 7.1
