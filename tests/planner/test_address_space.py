@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from planner.address_space import FIRST_GAP, MIB, REGION, AddressSpace
 from planner.allocator import Allocator
 
@@ -11,7 +13,7 @@ def test_what_does_not_fit_in_a_gap_goes_below_all_others() -> None:
     space = AddressSpace()
     space.take(FIRST_GAP)
     places = [space.take(size * MIB) // MIB for size in (394, 394, 394, 200, 200)]
-    assert [before - after for before, after in zip(places, places[1:], strict=False)] == [416, 416, 224, 224]
+    assert [before - after for before, after in itertools.pairwise(places)] == [416, 416, 224, 224]
 
 
 def test_the_lowest_gap_that_holds_a_segment_takes_it() -> None:
