@@ -49,6 +49,12 @@ def _data() -> dict[str, Any]:
     return data
 
 
+@cache
+def _ecc_cards() -> frozenset[str]:
+    """Cards whose GDDR6 holds its check bits beside the data, so that each stream moves them too."""
+    return frozenset(load_yaml(DATA / "usable_memory.yaml")["ecc_cards"])
+
+
 def ceiling(accelerator: Accelerator) -> Ceiling:
     """The device's own published rates first, its class's share of the peak for the others."""
     data = _data()
@@ -56,7 +62,8 @@ def ceiling(accelerator: Accelerator) -> Ceiling:
     shares = data["shares"].get(accelerator.rate_class, data["shares"]["default"])
     source = str(data["sources"].get(published.pop("source", ""), "share of the peak usual for the class"))
     memory = published.pop("memory", None)
-    bytes_per_s = parse_bandwidth(memory) if memory else accelerator.memory_bytes_per_s * float(shares["memory"])
+    stream = data["ecc_memory"]["value"] if accelerator.name in _ecc_cards() else shares["memory"]
+    bytes_per_s = parse_bandwidth(memory) if memory else accelerator.memory_bytes_per_s * float(stream)
     rates = {str(dtype): parse_flop_rate(rate) for dtype, rate in published.items()}
     known = [dtype for dtype in rates if dtype in accelerator.peak_flop_per_s]
     for dtype in DTYPES:
