@@ -34,6 +34,7 @@ APEX_O2 = {**MIXED, "fp16": "fp16"}
 PURE = {"bf16": "bf16", "fp32": "fp32"}
 CHECKPOINTING = {"none": "none", "full": "full"}
 MODELS = "calibrate.models"  # modules that no library has
+LIBRARIES = re.compile(r"torch \d+\.\d+|NGC pytorch \d+\.\d+|20\d\d-\d\d NGC|\w+-20\d\d rerun")  # as notes say them
 NEAR_FORMS = ("a100", "rtx-3080")  # whose forms differ by less than a tenth in speed
 
 
@@ -93,6 +94,7 @@ def _table_record(row: Row) -> Record:
         "spec": spec,
         "step_seconds": seconds,
         **extra,
+        **({"libraries": found.group()} if (found := LIBRARIES.search(row["notes"])) else {}),
     }
 
 
