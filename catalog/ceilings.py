@@ -31,7 +31,10 @@ class Ceiling:
 
 
 def throttling(accelerator: Accelerator, dtype: str) -> float:
-    """How much of what the measured device loses in long runs to its power limit this one loses; 1 where unknown."""
+    """How much of what the measured device loses in long runs to its power limit this one loses; 1 where unknown.
+
+    A ceiling that was read on the device was read under its power limit, so that less is left to lose.
+    """
     data = _data()
     a_watt = data["a_watt"].get(accelerator.rate_class, {}).get(dtype)
     if a_watt is None or not accelerator.tdp_w:
@@ -40,7 +43,13 @@ def throttling(accelerator: Accelerator, dtype: str) -> float:
     headroom = parse_flop_rate(a_watt) * accelerator.tdp_w / ceiling(accelerator).rate(dtype)
     free = float(limits["free_headroom"])
     lost = (free - headroom) / (free - float(limits["measured_headroom"]))
-    return min(max(lost, 0.0), float(limits["most"]))
+    read = _halves(dtype) & data["devices"].get(accelerator.name, {}).keys()
+    return max(min(lost, float(limits["most_where_read"])) if read else lost, 0.0)
+
+
+def _halves(dtype: str) -> frozenset[str]:
+    """The dtypes whose rate is this one's: both 16-bit ones run through the same units."""
+    return frozenset({"fp16", "bf16"} if dtype in ("fp16", "bf16") else {dtype})
 
 
 @cache
@@ -78,8 +87,7 @@ def ceiling(accelerator: Accelerator) -> Ceiling:
         else:
             rates[dtype] = peak * float(shares.get(dtype, shares.get(nearest, data["shares"]["default"]["fp16"])))
     for dtype, a_watt in data["a_watt"].get(accelerator.rate_class, {}).items():
-        twin = dtype in ("fp16", "bf16") and {"fp16", "bf16"} & published.keys()
-        if dtype in rates and dtype not in published and not twin and accelerator.tdp_w:
+        if dtype in rates and not _halves(dtype) & published.keys() and accelerator.tdp_w:
             rates[dtype] = min(rates[dtype], parse_flop_rate(a_watt) * accelerator.tdp_w)
     if NATIVE_BF16 not in rates and accelerator.vendor == "NVIDIA" and "fp32" in rates:
         rates[NATIVE_BF16] = rates["fp32"] * float(data["emulated_bf16_of_fp32"]["value"])
