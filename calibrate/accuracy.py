@@ -23,6 +23,7 @@ GROUPS: dict[str, Key] = {
     "source": lambda item: item.source,
     "precision": lambda item: item.precision + (", compiled" if item.compiled else ""),
     "limit": lambda item: f"{item.known}, {item.range_class[1]}",
+    "libraries": lambda item: item.libraries,
 }
 RULES = {"naive": "FLOP over peak", "roofline": "roofline", "6ND": "6ND, MFU 0.4"}
 
@@ -116,7 +117,8 @@ def page(items: Sequence[Prediction]) -> str:
         tau = kendall(group)
         lines += [f"Order of the GPUs: Kendall's tau {tau:.2f}.", ""] if tau is not None else [""]
         for name, key in GROUPS.items():
-            lines += [*_table(name, key, group, bool(group[0].rules)), ""]
+            if any(key(item) for item in group):
+                lines += [*_table(name, key, group, bool(group[0].rules)), ""]
     return "\n".join(lines)
 
 
@@ -132,7 +134,7 @@ def _table(name: str, key: Key, items: Sequence[Prediction], rules: bool) -> Ite
         ours = score(group)
         if ours is None:
             continue
-        cells = [label, str(ours.runs), f"{ours.mean:.1%}", f"{ours.p90:.1%}", f"{ours.worst:.1%}"]
+        cells = [label or "not stated", str(ours.runs), f"{ours.mean:.1%}", f"{ours.p90:.1%}", f"{ours.worst:.1%}"]
         cells += [f"{ours.ratio:.2f}", f"{ours.covered:.0%}"]
         for rule in RULES if rules else ():
             other = score(group, lambda item, rule=rule: item.rules.get(rule))  # type: ignore[misc]

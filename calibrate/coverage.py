@@ -52,7 +52,7 @@ HEADER = (
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """A run with its predicted and measured seconds; `rules` are what people use instead, `group` what is left out
-    together with it."""
+    together with it, `libraries` what it says it ran under."""
 
     name: str
     source: str
@@ -67,6 +67,7 @@ class Prediction:
     group: str
     samples: int = 0
     rules: dict[str, float] = field(default_factory=dict)
+    libraries: str = ""
 
     @property
     def ratio(self) -> float:
@@ -122,6 +123,7 @@ def _published(record: Mapping[str, Any], saved: dict[str, Any], shared: dict[st
         group=machine.accelerator.name,
         samples=batches.global_batch,
         rules={name: value * predicted / time.seconds for name, value in rules.items()},
+        libraries=str(record.get("libraries", "")),
     )
 
 

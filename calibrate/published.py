@@ -34,6 +34,7 @@ APEX_O2 = {**MIXED, "fp16": "fp16"}
 PURE = {"bf16": "bf16", "fp32": "fp32"}
 CHECKPOINTING = {"none": "none", "full": "full"}
 MODELS = "calibrate.models"  # modules that no library has
+LIBRARIES = re.compile(r"torch \d+\.\d+|NGC pytorch \d+\.\d+|20\d\d-\d\d NGC|\w+-20\d\d rerun")  # as notes say them
 NEAR_FORMS = ("a100", "rtx-3080")  # whose forms differ by less than a tenth in speed
 
 
@@ -93,6 +94,7 @@ def _table_record(row: Row) -> Record:
         "spec": spec,
         "step_seconds": seconds,
         **extra,
+        **({"libraries": found.group()} if (found := LIBRARIES.search(row["notes"])) else {}),
     }
 
 
@@ -129,7 +131,7 @@ def _gpu(name: str, memory_gb: str) -> str:
     return found.name
 
 
-def _known(words: Mapping[str, str], said: str, what: str) -> str:
+def _known(words: Mapping[str, Any], said: str, what: str) -> Any:
     if said not in words:
         raise Skipped(f"{what} not stated" if not said else f"{what} not modelled: {said}")
     return words[said]
@@ -186,8 +188,11 @@ LAMBDA_UNUSED = {
     "Transformer-XL": "how its batches are cut into chunks is not stated",
     "SSD300": "model not at hand",
 }
-LAMBDA_OPTIMIZERS = {"adam": "adam", "": "sgd"}
-"""As DeepLearningExamples train: Adam, and momentum SGD for ResNet-50."""
+LAMBDA_OPTIMIZERS: dict[str, Record] = {"adam": {"optimizer": "adam"}, "": {"optimizer": "sgd", "max_grad_norm": None}}
+"""As DeepLearningExamples train: Adam, and for ResNet-50 momentum SGD, of which nothing is clipped."""
+LAMBDA_LOOPED: Record = {"optimizer": "adamw", "optimizer_implementation": "for-loop"}
+"""BERT in fp32 and TF32 is stepped by BertAdam, Adam with weight decay in plain loops over the parameters; only in fp16
+by apex's fused Adam, which `fp16` has (DeepLearningExamples, PyTorch/LanguageModeling/BERT: run_squad.py)."""
 
 
 def _lambda(row: Row) -> Record:
@@ -198,12 +203,12 @@ def _lambda(row: Row) -> Record:
         )
     if "bert" in row["model"] and row["seq_len"] != str(LAMBDA_LENGTH):
         raise Skipped(f"not the length of its SQuAD runs: {row['seq_len']}")
+    bert = "bert" in row["model"]
+    precision = _known(APEX_O2 if bert else MIXED, row["precision"], "precision")
+    optimizer = _known(LAMBDA_OPTIMIZERS, row["optimizer"], "optimizer")
     return {
         "model": LAMBDA_MODELS[row["model"]],
-        "training": {
-            "precision": _known(APEX_O2 if "bert" in row["model"] else MIXED, row["precision"], "precision"),
-            "optimizer": _known(LAMBDA_OPTIMIZERS, row["optimizer"], "optimizer"),
-        },
+        "training": {"precision": precision, **(LAMBDA_LOOPED if bert and precision != "fp16" else optimizer)},
         "record": {"family": row["model"].split()[0].split("-uncased")[0].lower()},
     }
 

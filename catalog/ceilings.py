@@ -31,7 +31,10 @@ class Ceiling:
 
 
 def throttling(accelerator: Accelerator, dtype: str) -> float:
-    """How much of what the measured device loses in long runs to its power limit this one loses; 1 where unknown."""
+    """How much of what the measured device loses in long runs to its power limit this one loses; 1 where unknown.
+
+    A ceiling that was read on the device was read under its power limit, so that less is left to lose.
+    """
     data = _data()
     a_watt = data["a_watt"].get(accelerator.rate_class, {}).get(dtype)
     if a_watt is None or not accelerator.tdp_w:
@@ -40,13 +43,25 @@ def throttling(accelerator: Accelerator, dtype: str) -> float:
     headroom = parse_flop_rate(a_watt) * accelerator.tdp_w / ceiling(accelerator).rate(dtype)
     free = float(limits["free_headroom"])
     lost = (free - headroom) / (free - float(limits["measured_headroom"]))
-    return min(max(lost, 0.0), float(limits["most"]))
+    read = _halves(dtype) & data["devices"].get(accelerator.name, {}).keys()
+    return max(min(lost, float(limits["most_where_read"])) if read else lost, 0.0)
+
+
+def _halves(dtype: str) -> frozenset[str]:
+    """The dtypes whose rate is this one's: both 16-bit ones run through the same units."""
+    return frozenset({"fp16", "bf16"} if dtype in ("fp16", "bf16") else {dtype})
 
 
 @cache
 def _data() -> dict[str, Any]:
     data: dict[str, Any] = load_yaml(DATA / "profiles" / "ceilings.yaml")
     return data
+
+
+@cache
+def _ecc_cards() -> frozenset[str]:
+    """Cards whose GDDR6 holds its check bits beside the data, so that each stream moves them too."""
+    return frozenset(load_yaml(DATA / "usable_memory.yaml")["ecc_cards"])
 
 
 def ceiling(accelerator: Accelerator) -> Ceiling:
@@ -56,7 +71,8 @@ def ceiling(accelerator: Accelerator) -> Ceiling:
     shares = data["shares"].get(accelerator.rate_class, data["shares"]["default"])
     source = str(data["sources"].get(published.pop("source", ""), "share of the peak usual for the class"))
     memory = published.pop("memory", None)
-    bytes_per_s = parse_bandwidth(memory) if memory else accelerator.memory_bytes_per_s * float(shares["memory"])
+    stream = data["ecc_memory"]["value"] if accelerator.name in _ecc_cards() else shares["memory"]
+    bytes_per_s = parse_bandwidth(memory) if memory else accelerator.memory_bytes_per_s * float(stream)
     rates = {str(dtype): parse_flop_rate(rate) for dtype, rate in published.items()}
     known = [dtype for dtype in rates if dtype in accelerator.peak_flop_per_s]
     for dtype in DTYPES:
@@ -71,8 +87,7 @@ def ceiling(accelerator: Accelerator) -> Ceiling:
         else:
             rates[dtype] = peak * float(shares.get(dtype, shares.get(nearest, data["shares"]["default"]["fp16"])))
     for dtype, a_watt in data["a_watt"].get(accelerator.rate_class, {}).items():
-        twin = dtype in ("fp16", "bf16") and {"fp16", "bf16"} & published.keys()
-        if dtype in rates and dtype not in published and not twin and accelerator.tdp_w:
+        if dtype in rates and not _halves(dtype) & published.keys() and accelerator.tdp_w:
             rates[dtype] = min(rates[dtype], parse_flop_rate(a_watt) * accelerator.tdp_w)
     if NATIVE_BF16 not in rates and accelerator.vendor == "NVIDIA" and "fp32" in rates:
         rates[NATIVE_BF16] = rates["fp32"] * float(data["emulated_bf16_of_fp32"]["value"])

@@ -6,6 +6,7 @@ The predictions are written by `python -m calibrate.coverage`; the bounds are to
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,13 @@ def test_no_published_run_is_faster_than_its_physical_floor() -> None:
 
 def test_the_page_is_of_these_predictions() -> None:
     assert (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8") == page(KEPT)
+
+
+def test_the_page_shows_runs_by_their_libraries_where_they_are_stated() -> None:
+    old = replace(OTHERS[0], libraries="torch 1.7")
+    assert "| torch 1.7 | 1 |" in page([old, OTHERS[1]])
+    assert "| not stated | 1 |" in page([old, replace(OTHERS[1], libraries="")])
+    assert "libraries" not in page([replace(item, libraries="") for item in OTHERS])
 
 
 @pytest.mark.slow

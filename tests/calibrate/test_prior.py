@@ -1,11 +1,11 @@
-"""Published timings of attention: only of kernels that a training step runs."""
+"""Published timings: only of kernels that a training step runs, and as it runs them."""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
 
-from calibrate.prior import attention_rows
+from calibrate.prior import attention_rows, convolution_rows, matmul_rows
 
 ROW = {
     "gpu": "L40S", "dtype": "bf16", "source": "aiconfigurator", "direction": "fwd", "causal": "false", "batch": "2",
@@ -30,3 +30,17 @@ def test_prefill_of_a_server_writes_a_cache_beside_and_is_left_out(tmp_path: Pat
 
 def test_kernels_that_training_does_not_run_are_left_out(tmp_path: Path) -> None:
     assert told(tmp_path, *(("l40s/encoder_attention/x", kernel) for kernel in ("torch_flow", "triton", "flex"))) == 0
+
+
+def test_of_deepbenchs_few_images_and_columns_only_fp32_convolutions_count(tmp_path: Path) -> None:
+    common = {"source": "DeepBench", "source_where": "", "gpu": "V100", "seconds": "1e-3", "notes": "", "batch": "16"}
+    image = {"cin": "64", "h": "56", "w": "56", "cout": "64", "kh": "3", "kw": "3", "stride": "1", "pad": "1"}
+    lines = [{**common, **image, "groups": "1", "direction": "fwd", "dtype": dtype} for dtype in ("fp16", "fp32")]
+    products = [{**common, "op": "gemm", "layout": "NN", "m": "1760", "n": "16", "k": "1760", "dtype": "fp16"}]
+    for name, rows in (("conv.csv", lines), ("matmul.csv", products)):
+        with (tmp_path / name).open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    assert [call.arguments[0].dtype for _, call, *_ in convolution_rows(tmp_path)] == ["f32"]
+    assert list(matmul_rows(tmp_path)) == []

@@ -52,6 +52,38 @@ def test_a_row_says_its_batch_precision_compilation_and_memory() -> None:
     assert found["device_bytes"] == 24 << 30
 
 
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "implementation"),
+    [("fp16", "adam", "foreach"), ("tf32", "adamw", "for-loop"), ("fp32", "adamw", "for-loop")],
+)
+def test_deep_learning_examples_step_bert_in_loops_unless_in_fp16(
+    precision: str, optimizer: str, implementation: str
+) -> None:
+    """run_squad.py: apex's FusedAdam with `--fp16`, else BertAdam, of plain loops with weight decay."""
+    training = Spec.load(record({**BERT, "precision": precision})["spec"]).training
+    assert (training.optimizer, training.optimizer_implementation) == ((optimizer,), (implementation,))
+    assert training.max_grad_norm == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("notes", "libraries"),
+    [
+        ("AMP/apex-O2 mixed precision; torch 1.7.0a0+7036e91; 3 log(s) averaged;", "torch 1.7"),
+        ("seq padded to 384; NGC pytorch 22.09-era image; list price", "NGC pytorch 22.09"),
+        ("unit=images/s; 2024-25 NGC image (24.x/25.x);", "2024-25 NGC"),
+        ("unit=sequences/s", None),
+    ],
+)
+def test_a_row_says_what_libraries_it_ran_under(notes: str, libraries: str | None) -> None:
+    assert record({**BERT, "notes": notes}).get("libraries") == libraries
+
+
+def test_deep_learning_examples_clip_nothing_of_resnet() -> None:
+    row = {**BERT, "model": "ResNet50 v1.5", "optimizer": "", "seq_len": ""}
+    training = Spec.load(record(row)["spec"]).training
+    assert (training.optimizer, training.max_grad_norm) == (("sgd",), (None,))
+
+
 def test_the_rental_benchmarks_model_has_the_parameters_that_its_rows_say() -> None:
     module, inputs = gpt2_124m(2)
     assert sum(parameter.numel() for parameter in module.parameters()) == 124_475_904

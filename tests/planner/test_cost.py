@@ -69,9 +69,9 @@ def test_bf16_on_a_v100_is_emulated_and_slower_than_fp16() -> None:
 
 
 def test_a_relative_that_ran_above_its_ceiling_makes_no_other_device_run_above_its_own() -> None:
-    """A T4 did 46.5 TFLOP/s in DeepBench, timed before its 70 W told, and 43 in a longer run (zzc0721)."""
-    quadro, call = machine("quadro-rtx-8000"), product(24576, 4096, 1024, "f16")
-    rate = 2 * 24576 * 4096 * 1024 / seconds(describe(call), call, quadro).seconds
+    """An H200 did 782 TFLOP/s in a short timing, before its power limit told; 759 were published of it (zzc0721)."""
+    quadro, call = machine("quadro-rtx-8000"), product(8192, 8192, 8192, "f16")
+    rate = 2 * 8192**3 / seconds(describe(call), call, quadro).seconds
     assert 0.9 * quadro.rates().flop_per_s("f16") < rate <= quadro.rates().flop_per_s("f16")
 
 

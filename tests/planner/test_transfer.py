@@ -174,6 +174,12 @@ def test_long_runs_slow_down_where_the_power_limit_is_near() -> None:
     assert throttling(accelerator("v100-sxm2-16gb"), "fp16") == 1.0  # not known of its class
 
 
+def test_a_ceiling_that_a_watt_sustains_loses_more_in_long_runs_than_one_that_was_read_on_the_card() -> None:
+    """An RTX 6000 Ada did 50 TFLOP/s in fp32 in a short timing, 35 in longer ones (chsasank/device-benchmarks #16)."""
+    assert throttling(accelerator("l40s"), "bf16") == 1.25  # 269 TFLOP/s read on it
+    assert throttling(accelerator("rtx-6000-ada"), "bf16") == pytest.approx((1.5 - 1.0) / (1.5 - 1.26))
+
+
 @pytest.mark.parametrize(("dtype", "kernel"), [("f32", "cudnn_batch_norm"), ("f16", "cudnn_batch_norm"),
                                                ("bf16", "native_batch_norm")])  # fmt: skip
 def test_batch_normalisation_is_told_apart_by_whose_kernel_it_is(dtype: str, kernel: str) -> None:
