@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +81,9 @@ class Training:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The scalar loss of what a module returned: a tensor, an object with `.loss`, or a tuple that starts with it."""
-    loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+    """The scalar loss of what a module returned: a tensor, an object or a dict with `loss`, a tuple that starts with it."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    loss = output if isinstance(output, torch.Tensor) else found
     if loss is None and isinstance(output, tuple) and output:
         loss = output[0]
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -162,6 +162,11 @@ def test_a_module_without_a_loss_is_told() -> None:
         loop.loss_of(torch.ones(3))
 
 
+def test_a_loss_may_stand_in_a_dict() -> None:
+    loss = torch.ones(())
+    assert loop.loss_of({"loss": loss, "logits": torch.ones(3)}) is loss
+
+
 def test_fp32_runs_without_tf32() -> None:
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:

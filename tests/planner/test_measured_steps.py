@@ -19,7 +19,7 @@ from catalog.errors import RigplanError
 from planner.answer import Step
 
 MEASURED = Path(__file__).parents[1] / "measured"
-RUNS = ("h200_training", "h200_unseen", "h200_unseen_2", "h200_unseen_3")
+RUNS = ("h200_training", "h200_unseen", "h200_unseen_2", "h200_unseen_3", "h200_unseen_4")
 HOST_BOUND = 0.9  # host_seconds over step_seconds
 # Largest error of a step that the device bounds, in percent.
 BOUNDS = {
