@@ -81,7 +81,7 @@ class Training:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The scalar loss of what a module gave: a tensor, an object or a dict with `loss`, or a tuple that starts with it."""
+    """The scalar loss of what a module gave: a tensor, an object or a dict with `loss`, a tuple that starts with it."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     loss = output if isinstance(output, torch.Tensor) else found
     if loss is None and isinstance(output, tuple) and output:
