@@ -25,7 +25,7 @@ from planner import libraries
 from planner.call import from_json, to_json
 from planner.collectives import Mesh
 from planner.passes import zero
-from planner.passes.table import mesh_of, trace_precision
+from planner.passes.table import by_ddp, mesh_of, trace_precision
 from planner.shard_family import ANCHORS as SHARD_ANCHORS
 from planner.shard_family import ShardFamily
 from planner.spec import DataSpec, ModelSpec
@@ -65,6 +65,14 @@ class TraceKnobs:
     compile: bool = False
     loss: str = "eager"
     drop_masks: bool = False  # as if attention masks that hide nothing were not given
+    at_buckets: bool = False  # compiled graphs are cut where DDP's buckets end
+
+    @property
+    def graphs(self) -> str:
+        """What compiled graphs are made of: `whole`, `buckets` or `blocks` (see wrappers.compiled)."""
+        if self.mesh is not None and self.mesh.sharding != "none":
+            return "blocks"
+        return "buckets" if self.at_buckets else "whole"
 
     @classmethod
     def of(cls, strategy: Strategy, capability: tuple[int, int], hardware: HardwareChoice) -> TraceKnobs:
@@ -81,7 +89,7 @@ class TraceKnobs:
         return cls(
             precision, strategy.attention, strategy.checkpointing, strategy.optimizer,
             strategy.optimizer_implementation, strategy.max_grad_norm, generation, mesh, strategy.compile,
-            strategy.loss,
+            strategy.loss, at_buckets=strategy.compile and by_ddp(strategy, hardware),
         )  # fmt: skip
 
 

@@ -188,11 +188,13 @@ class Recorder(TorchDispatchMode):
 
     def _blocks(self, tensor: torch.Tensor, kind: str) -> tuple[int, bool]:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self.live.get(key)
+        known = self.live.get(storage._cdata)
         if known is not None:
             return known, False
-        block = len(self.block_bytes)
+        return self._born(storage, kind), True
+
+    def _born(self, storage: torch.UntypedStorage, kind: str) -> int:
+        key, block = storage._cdata, len(self.block_bytes)
         self.block_bytes.append(storage.nbytes())
         self.categories.append(CATEGORIES.index(kind))
         self.live[key] = block
@@ -200,7 +202,7 @@ class Recorder(TorchDispatchMode):
         self.owners.append(self._module)
         watch = weakref.finalize(storage, self._died, key, block)
         watch.atexit = False
-        return block, True
+        return block
 
     def _died(self, key: int, block: int) -> None:
         block = self._merged.get(block, block)
