@@ -122,7 +122,8 @@ class Workloads:
         return self._known[key]
 
     def searched(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
-        """The workload at any micro-batch and over any number of ranks, read off two traces each where that is so."""
+        """The workload at any micro-batch and over any number of ranks, read off two traces each where that is so; a
+        compiled one is traced at its micro-batch, for the compiler may decide otherwise at another."""
         knobs = self._settled(knobs)
         key = (knobs, micro_batch)
         if key not in self._known and knobs.mesh is not None and knobs.mesh.shard not in (1, *SHARD_ANCHORS):
@@ -133,7 +134,7 @@ class Workloads:
             except NotAffine:
                 return self.at(knobs, micro_batch)
         in_chunks = knobs.loss == "fused-linear" and micro_batch.bit_count() > 1  # chunks are powers of two
-        if micro_batch < ANCHORS[0] or in_chunks:
+        if micro_batch < ANCHORS[0] or in_chunks or knobs.compile:
             return self.at(knobs, micro_batch)
         if key not in self._known and knobs not in self._families:
             self._families[knobs] = WorkloadFamily(*(self.at(knobs, anchor) for anchor in ANCHORS))

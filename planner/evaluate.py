@@ -100,9 +100,7 @@ def compiling(workload: Workload, seconds: float, made_of: str) -> tuple[str, ..
     if not graphs:
         return ()
     takes = "one graph" if graphs == 1 else f"{graphs} graphs, " + MADE_OF[made_of].format(breaks=graphs - 1)
-    return (
-        f"torch.compile takes the forward as {takes}; compiling takes about {seconds:.0f} s before the first step",
-    )
+    return (f"torch.compile takes the forward as {takes}; compiling takes about {seconds:.0f} s before the first step",)
 
 
 def time_of(workload: Workload, strategy: Strategy, machine: Machine, batches: BatchPlan, sm_share: float) -> StepTime:

@@ -186,7 +186,7 @@ def _compiled(
 
             with torch.no_grad():  # what a first forward settles in a config would have all compiled a second time
                 _forward(module, inputs, precision)
-            with logs_off("torch._dynamo"):
+            with logs_off("torch._dynamo"), logs_off("torch._higher_order_ops"):
                 run = compiled.apply(module, knobs.capability, recorder, failures.append, knobs.graphs)
                 _micro_step(run, inputs, precision, recorder)
             if failures:

@@ -21,10 +21,11 @@ from planner.passes.ddp import BUCKET_BYTES
 from planner.recorder import Recorder
 from planner.wrappers import fsdp
 
-# Files whose functions torch calls while compiled code runs; dynamo is not to look into them.
+# Files whose functions torch calls while compiled code runs; dynamo is not to look into them. Nor into the fused loss:
+# Liger's asks how many targets there are (`.item()`), at which dynamo leaves the whole of it to eager code.
 NOT_COMPILED = (
     "planner.recorder", "planner.fake_results", "planner.module_path", "planner.semantics", "planner.attention",
-    "planner.fused_ops", "planner.trace", "planner.compiled.program",
+    "planner.fused_ops", "planner.trace", "planner.compiled.program", "planner.wrappers.fused_loss",
 )  # fmt: skip
 Backend = Callable[..., Any]
 
@@ -58,6 +59,7 @@ def apply(
             failed(error)
             raise
 
+    recorder.in_parts = graphs != "whole"
     chosen = at_buckets(backend) if graphs == "buckets" else backend
 
     def compiled(what: Any) -> Any:
@@ -82,4 +84,3 @@ def at_buckets(backend: Backend) -> Backend:
             return backend(graph, inputs, **options)
 
     return split
-

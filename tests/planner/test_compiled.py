@@ -130,12 +130,6 @@ def test_an_answer_names_the_graphs_and_the_time_to_compile() -> None:
     assert answer.strategy.compile
 
 
-def test_several_gpus_are_refused_with_the_reason() -> None:
-    asked = Strategy(compile=True, micro_batch=1)
-    assert "several GPUs" in (not_possible(asked, resolve(HardwareChoice("h200-sxm", 2))) or "")
-    assert not_possible(asked, resolve(HardwareChoice("h200-sxm", 1))) is None
-
-
 def test_gpus_older_than_volta_are_refused_with_the_reason() -> None:
     machine = resolve(HardwareChoice("titan-rtx", 1))
     asked = Strategy(precision="fp16-mixed", compile=True, micro_batch=1)
