@@ -132,7 +132,10 @@ def prepared(spec: Spec, strategy: Strategy, device: str, wrap: Wrap | None = No
     in_blocks = strategy.compile and strategy.sharding in FSDP
     checkpointing.apply(module, strategy.checkpointing, own=in_blocks)
     if strategy.loss != "eager":
-        fused_loss.apply(module, strategy.loss, _fused_kernel(device))
+        kernel = _fused_kernel(device)
+        if strategy.compile:
+            kernel = torch.compiler.disable(kernel)  # Liger's asks for a count (`.item()`), so dynamo leaves it anyway
+        fused_loss.apply(module, strategy.loss, kernel)
     if wrap is not None:
         module = wrap(module)
     if in_blocks:
