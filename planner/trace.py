@@ -110,8 +110,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
                     recorder.own(block, parameter.name.rpartition(".")[0])
         segments |= _optimizer_steps(module, knobs, recorder)
         module.zero_grad()
-        if not knobs.compile:
-            segments["evaluation"] = _evaluation(module, inputs, precision, recorder)
+        if not knobs.compile or _compiles_evaluation(run, inputs, precision, recorder):
+            segments["evaluation"] = _evaluation(run, inputs, precision, recorder)
         workload = Workload(
             micro_batch=micro_batch,
             calls=tuple(recorder.calls),
@@ -202,6 +202,20 @@ def _compiled(
     module.zero_grad()
     recorder.listening = True
     return run
+
+
+def _compiles_evaluation(run: Any, inputs: dict[str, Any], precision: str, recorder: Recorder) -> bool:
+    """Compile a forward alone, which is another graph than that of a step; whether that can be done."""
+    recorder.listening = False
+    try:
+        with logs_off("torch._dynamo"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _evaluation(run, inputs, precision, recorder)
+    except Exception:  # training goes on without it, and so does the answer
+        return False
+    finally:
+        recorder.listening = True
+    return True
 
 
 def _evaluation(module: torch.nn.Module, inputs: dict[str, Any], precision: str, recorder: Recorder) -> Events:

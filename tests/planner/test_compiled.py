@@ -15,12 +15,13 @@ from planner.cache import TraceKnobs, Workloads
 from planner.call import Call, TensorSpec
 from planner.evaluate import not_possible
 from planner.machine import resolve
+from planner.memory import Scratch, replay
 from planner.operators import describe
 from planner.passes import fp8
 from planner.spec import Spec
 from planner.strategy import HardwareChoice, Strategy
 from planner.trace import trace
-from planner.workload import ALLOCATE, CALL, COMPILED, Workload
+from planner.workload import ALLOCATE, BY_PROGRAM, CALL, COMPILED, Workload
 
 HIDDEN, INNER, BATCH, LENGTH, VOCABULARY = 64, 256, 2, 128, 512
 TINY: dict[str, Any] = {
@@ -177,3 +178,12 @@ def test_a_graph_that_cannot_be_lowered_is_an_error_not_smaller_graphs(monkeypat
     )
     with pytest.raises(RigplanError, match=r"cannot be compiled \(ValueError\): no such thing; use compile: false"):
         trace(asked.model, asked.data, knobs(compiled=True), BATCH)
+
+
+def test_an_evaluation_is_a_graph_of_its_own_that_keeps_nothing_for_a_backward(
+    compiled: Workload, eager: Workload
+) -> None:
+    events = compiled.segments["evaluation"]
+    assert ((events.codes == COMPILED) & (events.values == BY_PROGRAM)).sum() == 1
+    peaks = [replay(item, Scratch((), lambda call: ())).peaks["evaluation"] for item in (compiled, eager)]
+    assert peaks[0] <= peaks[1]
