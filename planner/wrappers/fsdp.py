@@ -88,6 +88,8 @@ def compile_units(module: torch.nn.Module, compiled: Callable[[Any], Any]) -> No
     for block in blocks:
         block.forward = compiled(block.forward)
     whole: Any = module
+    if hasattr(whole, "get_base_model"):  # of an adapter
+        whole = whole.get_base_model()
     if hasattr(type(whole), "loss_function"):
         whole.loss_function = compiled(whole.loss_function)
 
