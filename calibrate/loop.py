@@ -18,8 +18,8 @@ from planner import models
 from planner.model_inputs import IGNORED
 from planner.optimizers import AnyOptimizer, build_optimizer
 from planner.spec import Spec
-from planner.strategy import HardwareChoice, Strategy, batch_plan, choices
-from planner.wrappers import checkpointing, fused_loss, lora
+from planner.strategy import FSDP, HardwareChoice, Strategy, batch_plan, choices
+from planner.wrappers import checkpointing, fsdp, fused_loss, lora
 
 # Autocast's dtype by precision; the others run in the dtype of their parameters.
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -130,14 +130,20 @@ def prepared(spec: Spec, strategy: Strategy, device: str, wrap: Wrap | None = No
         if spec.model.lora.quantize is not None:
             raise RigplanError("unsupported: a real run with quantized weights; leave model.lora.quantize out")
         module = lora.apply(module, spec.model.lora)
-    checkpointing.apply(module, strategy.checkpointing)
+    in_blocks = strategy.compile and strategy.sharding in FSDP
+    checkpointing.apply(module, strategy.checkpointing, own=in_blocks)
     if strategy.loss != "eager":
-        fused_loss.apply(module, strategy.loss, _fused_kernel(device))
+        kernel = _fused_kernel(device)
+        if strategy.compile:
+            kernel = torch.compiler.disable(kernel)  # Liger's asks for a count (`.item()`), so dynamo leaves it anyway
+        fused_loss.apply(module, strategy.loss, kernel)
     if wrap is not None:
         module = wrap(module)
+    if in_blocks:
+        fsdp.compile_units(module, torch.compile)
     optimizer = build_optimizer(strategy.optimizer, strategy.optimizer_implementation, module, real=True)
     return Training(
-        module=torch.compile(module) if strategy.compile else module,  # type: ignore[arg-type]
+        module=torch.compile(module) if strategy.compile and not in_blocks else module,  # type: ignore[arg-type]
         inputs=inputs,
         optimizer=optimizer,
         strategy=strategy,

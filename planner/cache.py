@@ -25,7 +25,7 @@ from planner import libraries
 from planner.call import from_json, to_json
 from planner.collectives import Mesh
 from planner.passes import zero
-from planner.passes.table import mesh_of, trace_precision
+from planner.passes.table import by_ddp, mesh_of, trace_precision
 from planner.shard_family import ANCHORS as SHARD_ANCHORS
 from planner.shard_family import ShardFamily
 from planner.spec import DataSpec, ModelSpec
@@ -65,6 +65,14 @@ class TraceKnobs:
     compile: bool = False
     loss: str = "eager"
     drop_masks: bool = False  # as if attention masks that hide nothing were not given
+    at_buckets: bool = False  # compiled graphs are cut where DDP's buckets end
+
+    @property
+    def graphs(self) -> str:
+        """What compiled graphs are made of: `whole`, `buckets` or `blocks` (see wrappers.compiled)."""
+        if self.mesh is not None and self.mesh.sharding != "none":
+            return "blocks"
+        return "buckets" if self.at_buckets else "whole"
 
     @classmethod
     def of(cls, strategy: Strategy, capability: tuple[int, int], hardware: HardwareChoice) -> TraceKnobs:
@@ -81,7 +89,7 @@ class TraceKnobs:
         return cls(
             precision, strategy.attention, strategy.checkpointing, strategy.optimizer,
             strategy.optimizer_implementation, strategy.max_grad_norm, generation, mesh, strategy.compile,
-            strategy.loss,
+            strategy.loss, at_buckets=strategy.compile and by_ddp(strategy, hardware),
         )  # fmt: skip
 
 
@@ -114,7 +122,8 @@ class Workloads:
         return self._known[key]
 
     def searched(self, knobs: TraceKnobs, micro_batch: int) -> Workload:
-        """The workload at any micro-batch and over any number of ranks, read off two traces each where that is so."""
+        """The workload at any micro-batch and over any number of ranks, read off two traces each where that is so; a
+        compiled one is traced at its micro-batch, for the compiler may decide otherwise at another."""
         knobs = self._settled(knobs)
         key = (knobs, micro_batch)
         if key not in self._known and knobs.mesh is not None and knobs.mesh.shard not in (1, *SHARD_ANCHORS):
@@ -125,7 +134,7 @@ class Workloads:
             except NotAffine:
                 return self.at(knobs, micro_batch)
         in_chunks = knobs.loss == "fused-linear" and micro_batch.bit_count() > 1  # chunks are powers of two
-        if micro_batch < ANCHORS[0] or in_chunks:
+        if micro_batch < ANCHORS[0] or in_chunks or knobs.compile:
             return self.at(knobs, micro_batch)
         if key not in self._known and knobs not in self._families:
             self._families[knobs] = WorkloadFamily(*(self.at(knobs, anchor) for anchor in ANCHORS))

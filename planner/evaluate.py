@@ -41,6 +41,13 @@ FUSED_LOSS = (
     "in evaluations too, as transformers' Trainer has it where no metrics are computed"
 )
 
+# Where one compiled graph of a forward ends and the next begins.
+MADE_OF = {
+    "whole": "as it breaks {breaks} times",
+    "buckets": "cut at DDP's buckets (torch's default, optimize_ddp), so that they are reduced while backward goes on",
+    "blocks": "of each repeated block and of a loss function; the rest and FSDP's hooks run as they are written",
+}
+
 Progress = Callable[[str], None]
 # What no answer models yet; listed in every answer that it touches.
 UNMODELLED = ("data loading", "evaluation and checkpoint writing")
@@ -80,21 +87,20 @@ def evaluate(
                 if strategy.sharding in FSDP and batches.accumulation > 1 and machine.count > 1
                 else ()
             ),
-            *compiling(workload, start),
+            *compiling(workload, start, knobs_of(strategy, machine).graphs),
         ],
         unmodelled=[*UNMODELLED, *(f"operator {name}" for name in (time.unmodelled if time else ()))],
     )
 
 
-def compiling(workload: Workload, seconds: float) -> tuple[str, ...]:
-    """What torch.compile makes of the model, and how long that takes before the first step."""
+def compiling(workload: Workload, seconds: float, made_of: str) -> tuple[str, ...]:
+    """What torch.compile makes of the model, and how long that takes before the first step; `made_of` as in
+    TraceKnobs.graphs."""
     graphs = workload.compiled_graphs
     if not graphs:
         return ()
-    breaks = "one graph" if graphs == 1 else f"{graphs} graphs, as it breaks {graphs - 1} times"
-    return (
-        f"torch.compile takes the forward as {breaks}; compiling takes about {seconds:.0f} s before the first step",
-    )
+    takes = "one graph" if graphs == 1 else f"{graphs} graphs, " + MADE_OF[made_of].format(breaks=graphs - 1)
+    return (f"torch.compile takes the forward as {takes}; compiling takes about {seconds:.0f} s before the first step",)
 
 
 def time_of(workload: Workload, strategy: Strategy, machine: Machine, batches: BatchPlan, sm_share: float) -> StepTime:
@@ -135,11 +141,21 @@ def knobs_of(strategy: Strategy, machine: Machine) -> TraceKnobs:
 
 def not_possible(strategy: Strategy, machine: Machine) -> str | None:
     """Why a combination cannot be run, or cannot be answered yet; None when it can."""
-    if strategy.compile and machine.count > 1:
-        return "compile: true is not modelled over several GPUs yet; use compile: false, or hardware.count: 1"
-    if strategy.compile and strategy.offload != "none":
-        return "compile: true is not modelled with offload yet; use compile: false, or offload: none"
-    return impossible(strategy, machine.choice, machine.accelerator)
+    return impossible(strategy, machine.choice, machine.accelerator) or _not_compiled(strategy, machine)
+
+
+def _not_compiled(strategy: Strategy, machine: Machine) -> str | None:
+    if not strategy.compile:
+        return None
+    if strategy.tensor_parallel > 1:
+        return "compile: true is not modelled with layers cut by tensor_parallel yet; use compile: false"
+    spread = data_parallel(strategy, machine.choice) > 1 or strategy.offload != "none"
+    if strategy.sharding == "zero3" and spread:
+        return (
+            "compile: true is not modelled with zero3, whose hooks break the graphs at every module; use sharding: "
+            "fsdp, whose blocks stay whole, or compile: false"
+        )
+    return None
 
 
 def calls_of(

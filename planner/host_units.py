@@ -31,6 +31,11 @@ def cpp_share() -> float:
     return _value("cpp_launch")
 
 
+def part_share(parts: int) -> float:
+    """What entering one of so many parts of a compiled model takes of entering the whole: most of it is by weight."""
+    return 1 / max(1, parts) + _value("part_entered")
+
+
 def _units(call: Call) -> float:
     if call.name.startswith(GATHERED):
         return _value("gather")
@@ -50,4 +55,4 @@ def _value(name: str) -> float:
     return float(overheads()["sharded_host"][name]["value"])
 
 
-__all__ = ["cpp_share", "host_units"]
+__all__ = ["cpp_share", "host_units", "part_share"]

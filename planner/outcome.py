@@ -60,7 +60,7 @@ class Outcomes:
 
     def _settled(self, strategy: Strategy, machine: Machine, micro_batch: int, how: How) -> Estimate | str:
         knobs = knobs_of(strategy, machine)
-        read = self.workloads.searched if how.read_off and not strategy.compile else self.workloads.at
+        read = self.workloads.searched if how.read_off else self.workloads.at
         return self._evaluated(strategy, machine, micro_batch, read(knobs, micro_batch), how.timed)
 
     def _compiled(self, strategy: Strategy, machine: Machine, sizes: Sequence[int], how: How) -> Estimate | str:
@@ -73,7 +73,7 @@ class Outcomes:
             best, _ = self._fastest(eager, machine, plain, [size for size in sizes if size <= best])
         smaller = sorted((size for size in sizes if size.bit_count() == 1 and size < (best or 0)), reverse=True)
         for size in (best or sizes[0], *smaller):
-            workload = self.workloads.at(knobs, size)
+            workload = self.workloads.searched(knobs, size)
             note = f"micro_batch auto: {size}, which is " + ("best" if size == best else "less than what is best")
             found = self._evaluated(strategy, machine, size, workload, how.timed, f"{note} uncompiled")
             if isinstance(found, str) or found.verdict == "fits":

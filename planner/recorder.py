@@ -13,7 +13,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.call import Call, TensorSpec
 from planner.fake_results import FakeResults, extent_bytes
 from planner.module_path import WHOLE, ModulePath
-from planner.workload import ALLOCATE, CALL, CATEGORIES, COMPILED, FREE, GRADIENT, MODULE, PHASE, PHASES, Events
+from planner.workload import (
+    ALLOCATE,
+    BY_PART,
+    BY_PROGRAM,
+    CALL,
+    CATEGORIES,
+    COMPILED,
+    FREE,
+    GRADIENT,
+    MODULE,
+    PHASE,
+    PHASES,
+    Events,
+)
 
 DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
@@ -43,6 +56,7 @@ class Recorder(TorchDispatchMode):
         self.live: dict[int, int] = {}
         self.vocabulary = -1
         self.listening = True
+        self.in_parts = False  # compiled programs are parts that a model was cut into
         self.answer: bool | None = None  # to a forward that asks a device's tensor yes or no
         self.kind = "temporary"
         self.modules = ModulePath()
@@ -93,7 +107,7 @@ class Recorder(TorchDispatchMode):
 
     def compiled(self, inside: bool) -> None:
         """A compiled program begins or ends."""
-        self._event(COMPILED, int(inside))
+        self._event(COMPILED, (BY_PART if self.in_parts else BY_PROGRAM) if inside else 0)
 
     def launch(self, call: Call) -> None:
         """A kernel that no operator stands for."""
@@ -188,11 +202,13 @@ class Recorder(TorchDispatchMode):
 
     def _blocks(self, tensor: torch.Tensor, kind: str) -> tuple[int, bool]:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self.live.get(key)
+        known = self.live.get(storage._cdata)
         if known is not None:
             return known, False
-        block = len(self.block_bytes)
+        return self._born(storage, kind), True
+
+    def _born(self, storage: torch.UntypedStorage, kind: str) -> int:
+        key, block = storage._cdata, len(self.block_bytes)
         self.block_bytes.append(storage.nbytes())
         self.categories.append(CATEGORIES.index(kind))
         self.live[key] = block
@@ -200,7 +216,7 @@ class Recorder(TorchDispatchMode):
         self.owners.append(self._module)
         watch = weakref.finalize(storage, self._died, key, block)
         watch.atexit = False
-        return block, True
+        return block
 
     def _died(self, key: int, block: int) -> None:
         block = self._merged.get(block, block)

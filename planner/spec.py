@@ -131,7 +131,7 @@ class TrainingSpec(SpecPart):
     zero1: Choices[Zero1] = ("torch",)  # whose: torch's ZeroRedundancyOptimizer on DDP, or DeepSpeed's stage 1
     tensor_parallel: Choices[Count] = (1,)  # ranks inside a node that share each layer
     offload: Choices[Offload] = ("none",)  # what lives in the host's memory
-    compile: Choices[bool] = (False,)  # torch.compile
+    compile: Choices[bool] = (False,)  # torch.compile: the whole model; with DDP cut at buckets, with FSDP by block
     max_grad_norm: Choices[Norm] = (1.0,)  # where gradients are clipped
     allocator: Choices[Allocator] = ("default",)  # expandable: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from catalog.ceilings import throttling
 from planner.collectives import HOST_LANE, is_collective, lanes, per_event, roles, schedule
 from planner.cost import Pricing, price, seconds
-from planner.host_units import cpp_share, host_units
+from planner.host_units import cpp_share, host_units, part_share
 from planner.operators import UNKNOWN, Operator, describe
 from planner.passes.ddp import LAST
 from planner.roofline import PEAK_NAMES
-from planner.workload import BY_CPP, BY_PROGRAM, CALL, COMPILED, PHASE, PHASES, Events, Workload
+from planner.workload import BY_CPP, BY_PART, BY_PROGRAM, CALL, COMPILED, PHASE, PHASES, Events, Workload, entered
 
 Seconds = npt.NDArray[np.float64]
 
@@ -89,7 +89,8 @@ def step_time(
     `sm_share` the part of the device that collectives take from the kernels beside them."""
     costs = priced(workload, pricing)
     factor = pricing.profile.factor
-    host = {name: factor(key) for name, key in (HOST_PHASES | HOST_COMPILED).items()} | {"cpp": cpp_share()}
+    host = {name: factor(key) for name, key in (HOST_PHASES | HOST_COMPILED).items()}
+    host |= {"cpp": cpp_share(), "part": part_share(workload.compiled_graphs)}
     more = host_units(workload)
     bookkeeping = host["optimizer"] * sum(parameter.gradient_block is not None for parameter in workload.parameters)
     micro, update = workload.segments["micro_step"], workload.segments["optimizer"]
@@ -161,7 +162,7 @@ def host_work(workload: Workload, phase: str) -> int:
 def compiled_work(workload: Workload) -> tuple[int, int]:
     """How often a micro-step enters a compiled program, and what is launched inside: (entries, launches)."""
     events = workload.segments["micro_step"]
-    entries = int(((events.codes == COMPILED) & (events.values == BY_PROGRAM)).sum())
+    entries = int(entered(events).sum())
     return entries, int(((events.codes == CALL) & _compiled(events)).sum())
 
 
@@ -230,6 +231,7 @@ class _Queues:
         issue[_by_cpp(events)] *= host["cpp"]
         issue += per_event(events, host_units) * np.array([host.get(name, 0.0) for name in PHASES])[phase_at]
         issue[(events.codes == COMPILED) & (events.values == BY_PROGRAM)] = host["enter"]
+        issue[(events.codes == COMPILED) & (events.values == BY_PART)] = host["enter"] * host["part"]
         issued = self.host + first + np.cumsum(issue)
         there = schedule(
             events,

@@ -318,8 +318,6 @@ def _compile(strategy: Strategy, accelerator: Accelerator) -> str | None:
 def _loss(strategy: Strategy) -> str | None:
     if strategy.loss == "eager":
         return None
-    if strategy.compile:
-        return f"loss: {strategy.loss} is not modelled with compile: true yet; use loss: eager, or compile: false"
     if strategy.tensor_parallel > 1:
         return f"loss: {strategy.loss} needs the whole head on each GPU; use loss: eager, or tensor_parallel: 1"
     return None

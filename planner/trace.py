@@ -48,7 +48,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
                 "tensor_parallel: 1, or name the layers as peft does in model.tensor_parallel_plan"
             )
         module = lora.apply(module, model.lora)
-    checkpointing.apply(module, knobs.checkpointing)
+    own_blocks = knobs.compile and knobs.graphs == "blocks"  # a checkpoint is compiled with its block
+    checkpointing.apply(module, knobs.checkpointing, own=own_blocks)
     fused_loss.apply(module, knobs.loss)
     torch.manual_seed(0)
     given = built.inputs(micro_batch)
@@ -85,7 +86,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         try:
             run = module
             if knobs.compile:
-                run = _compiled(module, inputs, knobs, recorder, model.scan)
+                run = _compiled(module, inputs, precision, knobs, recorder, model.scan)
             _micro_step(run, inputs, precision, recorder)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise RigplanError(_data_dependent(error)) from error
@@ -109,8 +110,8 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
                     recorder.own(block, parameter.name.rpartition(".")[0])
         segments |= _optimizer_steps(module, knobs, recorder)
         module.zero_grad()
-        if not knobs.compile:
-            segments["evaluation"] = _evaluation(module, inputs, precision, recorder)
+        if not knobs.compile or _compiles_evaluation(run, inputs, precision, recorder):
+            segments["evaluation"] = _evaluation(run, inputs, precision, recorder)
         workload = Workload(
             micro_batch=micro_batch,
             calls=tuple(recorder.calls),
@@ -168,7 +169,9 @@ def _forward(module: torch.nn.Module, inputs: dict[str, Any], precision: str) ->
         return module(**inputs)
 
 
-def _compiled(module: torch.nn.Module, inputs: dict[str, Any], knobs: TraceKnobs, recorder: Recorder, scan: str) -> Any:
+def _compiled(
+    module: torch.nn.Module, inputs: dict[str, Any], precision: str, knobs: TraceKnobs, recorder: Recorder, scan: str
+) -> Any:
     """The module under torch.compile after a first step, which compiles and leaves nothing behind."""
     if any(isinstance(layer, quantized.QuantizedLinear) for layer in module.modules()):
         raise RigplanError("compile: true is not modelled with 4-bit weights yet; use compile: false")
@@ -182,10 +185,10 @@ def _compiled(module: torch.nn.Module, inputs: dict[str, Any], knobs: TraceKnobs
             from planner.wrappers import compiled  # Inductor takes seconds to import
 
             with torch.no_grad():  # what a first forward settles in a config would have all compiled a second time
-                _forward(module, inputs, knobs.precision)
-            with logs_off("torch._dynamo"):
-                run = compiled.apply(module, knobs.capability, recorder, failures.append)
-                _micro_step(run, inputs, knobs.precision, recorder)
+                _forward(module, inputs, precision)
+            with logs_off("torch._dynamo"), logs_off("torch._higher_order_ops"):
+                run = compiled.apply(module, knobs.capability, recorder, failures.append, knobs.graphs)
+                _micro_step(run, inputs, precision, recorder)
             if failures:
                 raise failures[0]
     except (DataDependentOutputException, DynamicOutputShapeException, RigplanError):
@@ -199,6 +202,20 @@ def _compiled(module: torch.nn.Module, inputs: dict[str, Any], knobs: TraceKnobs
     module.zero_grad()
     recorder.listening = True
     return run
+
+
+def _compiles_evaluation(run: Any, inputs: dict[str, Any], precision: str, recorder: Recorder) -> bool:
+    """Compile a forward alone, which is another graph than that of a step; whether that can be done."""
+    recorder.listening = False
+    try:
+        with logs_off("torch._dynamo"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _evaluation(run, inputs, precision, recorder)
+    except Exception:  # training goes on without it, and so does the answer
+        return False
+    finally:
+        recorder.listening = True
+    return True
 
 
 def _evaluation(module: torch.nn.Module, inputs: dict[str, Any], precision: str, recorder: Recorder) -> Events:

@@ -20,8 +20,9 @@ Integers = npt.NDArray[np.int64]
 # What an event says; the meaning of its value is in brackets.
 CALL, ALLOCATE, FREE, GRADIENT, PHASE = range(5)  # [call], [block], [block], [parameter is ready], [phase]
 MODULE = 6  # [module]: what follows is its work; 5 is collectives.WAIT
-COMPILED = 7  # [BY_PROGRAM, BY_CPP: who issues what follows; 0: eager code again]
+COMPILED = 7  # [BY_PROGRAM, BY_CPP, BY_PART: who issues what follows; 0: eager code again]
 BY_PROGRAM, BY_CPP = 1, 2  # a compiled program; torch's own C++ code, as DDP's reducer, without Python or dispatch
+BY_PART = 3  # a compiled program that is one of those that a model was cut into on purpose
 PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
 CATEGORIES = (
     "weights", "buffers", "inputs", "gradients", "optimizer", "casts", "activations", "logits", "temporary",
@@ -102,7 +103,7 @@ class Workload:
         events = self.segments["micro_step"]
         backward = np.flatnonzero((events.codes == PHASE) & (events.values == PHASES.index("backward")))
         last = int(backward[0]) if len(backward) else len(events)
-        return int(((events.codes[:last] == COMPILED) & (events.values[:last] == BY_PROGRAM)).sum())
+        return int(entered(events)[:last].sum())
 
     def calls_in(self, segment: str) -> Integers:
         """Indices into `calls` of a segment's launches, in order."""
@@ -112,6 +113,12 @@ class Workload:
 
     def bytes_of(self, category: str) -> int:
         return int(self.block_bytes[self.block_categories == CATEGORIES.index(category)].sum())
+
+
+def entered(events: Events) -> npt.NDArray[np.bool_]:
+    """Whether each event is the beginning of a compiled program."""
+    found: npt.NDArray[np.bool_] = (events.codes == COMPILED) & np.isin(events.values, (BY_PROGRAM, BY_PART))
+    return found
 
 
 class NotAffine(ValueError):

@@ -44,6 +44,12 @@ def mesh_of(strategy: Strategy, hardware: HardwareChoice) -> Mesh | None:
     return Mesh(strategy.sharding, ranks, tensor=tensor)
 
 
+def by_ddp(strategy: Strategy, hardware: HardwareChoice) -> bool:
+    """Whether torch's DistributedDataParallel wraps the model."""
+    wrapped = strategy.sharding == "none" or (strategy.sharding == "zero1" and not by_deepspeed(strategy))
+    return wrapped and data_parallel(strategy, hardware) > 1
+
+
 def trace_precision(strategy: Strategy, hardware: HardwareChoice) -> str:
     """The precision to trace in: ZeRO's weights lie in the low dtype."""
     sharded = by_deepspeed(strategy) and (data_parallel(strategy, hardware) > 1 or strategy.offload != "none")

@@ -26,18 +26,19 @@ _KEPT_ON_CUDA = (
 )
 
 
-def apply(module: torch.nn.Module, mode: str) -> None:
+def apply(module: torch.nn.Module, mode: str, *, own: bool = False) -> None:
     """Make `module` recompute its blocks in backward: `full` all of a block, `selective` all but matmuls and attention.
 
     Models of transformers that support it use their own `gradient_checkpointing`; any other module has every
-    repeated block (the items of its ModuleLists and Sequentials) wrapped. Raises RigplanError when there is none.
+    repeated block (the items of its ModuleLists and Sequentials) wrapped, and with `own` those of transformers too.
+    Raises RigplanError when there is none.
     """
     if mode == "none":
         return
     arguments: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
         arguments["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep)
-    if getattr(module, "supports_gradient_checkpointing", False):
+    if getattr(module, "supports_gradient_checkpointing", False) and not own:
         _enable(module, arguments)
         return
     found = blocks(module)

@@ -5,7 +5,7 @@ Use `process_group`, put fake tensors into the module, then `shard` it; trace it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,6 +70,28 @@ def shard(
             fully_shard(block, mesh=over, reshard_after_forward=not keep, mp_policy=policy, offload_policy=offload)
         # the root's weights are wanted first in backward, so it keeps them in any case
         fully_shard(module, mesh=over, reshard_after_forward=False, mp_policy=policy, offload_policy=offload)
+
+
+def compile_units(module: torch.nn.Module, compiled: Callable[[Any], Any]) -> None:
+    """Make graphs of a sharded module, in place, by `compiled`, torch.compile or alike: each block that is sharded on
+    its own and, where the model of transformers has one, its loss. Embeddings, the last norm and the head run as they
+    are written, and so do the gathers between blocks; as torchtitan and torchtune do it. Blocks alike share their code.
+
+    Call it after `shard`, with checkpoints inside of the blocks. Raises RigplanError where there are no such blocks.
+    """
+    blocks = units(module)
+    if not blocks:
+        raise RigplanError(
+            "compile: true with sharded weights makes a graph of each repeated block, and the module has none; use "
+            "compile: false, or sharding: none"
+        )
+    for block in blocks:
+        block.forward = compiled(block.forward)
+    whole: Any = module
+    if hasattr(whole, "get_base_model"):  # of an adapter
+        whole = whole.get_base_model()
+    if hasattr(type(whole), "loss_function"):
+        whole.loss_function = compiled(whole.loss_function)
 
 
 def part_of(devices: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:

@@ -64,15 +64,14 @@ class ShardedRecorder(Recorder):
     def block_of(self, tensor: torch.Tensor) -> int:
         return super().block_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
 
-    def _blocks(self, tensor: torch.Tensor, kind: str) -> tuple[int, bool]:
+    def _born(self, storage: torch.UntypedStorage, kind: str) -> int:
         """FSDP gathers and reduces on streams of its own, which torch.cpu has as names: what is born there is served
         from a pool of that stream alone."""
-        block, born = super()._blocks(tensor, kind)
-        if born:
-            numbers = self._stream_numbers
-            if stream := numbers.setdefault(id(torch.cpu.current_stream()), len(numbers)):
-                self.streams[block] = stream
-        return block, born
+        block = super()._born(storage, kind)
+        numbers = self._stream_numbers
+        if stream := numbers.setdefault(id(torch.cpu.current_stream()), len(numbers)):
+            self.streams[block] = stream
+        return block
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -84,7 +83,7 @@ class ShardedRecorder(Recorder):
 
         def watched(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
-            self._resized(storage._cdata, size)
+            self._resized(storage, size)
             return result
 
         def unheard(propagator: ShardingPropagator, schema: Any) -> Any:
@@ -116,6 +115,8 @@ class ShardedRecorder(Recorder):
 
     def _record(self, func: Any, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
         name = func._schema.name.replace("::", ".")
+        if not self.listening:
+            return
         if name in COLLECTIVES:
             self._collective(name, args, tensors, result)
         elif func.namespace not in SILENT:
@@ -160,11 +161,14 @@ class ShardedRecorder(Recorder):
                 return self.groups.get(dist.ProcessGroup.unbox(arg).group_name, "world")
         return "world"
 
-    def _resized(self, key: int, size: int) -> None:
-        block = self.live.get(key)
-        if block is None:
+    def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
+        if not self.listening:
             return
-        if size == 0 and block not in self._emptied:
+        block = self.live.get(storage._cdata)
+        if block is None:
+            if size:  # emptied before anyone listened
+                self._born(storage, self.kind)
+        elif size == 0 and block not in self._emptied:
             self._emptied.add(block)
             self._event(FREE, block)
         elif size and block in self._emptied:

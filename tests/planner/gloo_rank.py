@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -80,6 +81,13 @@ def of_two(ranks: int) -> dict[str, dict[str, int]]:
         model = Small()
         fsdp.shard(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",)), sharding, "fp32")
         found[sharding] = report(model, torch.optim.AdamW(model.parameters()))
+    compiled = partial(torch.compile, backend="aot_eager")  # AOTAutograd's graphs without Inductor's kernels
+    replica = DistributedDataParallel(compiled(Small()))
+    found["none compiled"] = report(replica, torch.optim.AdamW(replica.parameters()))
+    model = Small()
+    fsdp.shard(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",)), "fsdp", "fp32")
+    fsdp.compile_units(model, compiled)
+    found["fsdp compiled"] = report(model, torch.optim.AdamW(model.parameters()))
     model = Small()
     tensor_parallel.apply(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("tensor",)), PLAN)
     found["tensor"] = report(model, torch.optim.AdamW(model.parameters(), foreach=False))

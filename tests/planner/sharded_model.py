@@ -9,8 +9,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from planner.cache import TraceKnobs
 from planner.collectives import Mesh
 from planner.recorder import DTYPES, Recorder
+from planner.spec import Spec
+from planner.strategy import HardwareChoice, Strategy
+from planner.trace import trace
 from planner.workload import Parameter, Workload
 from planner.wrappers import fsdp, tensor_parallel
 from planner.wrappers.sharded_recorder import ShardedRecorder
@@ -62,6 +66,18 @@ class Small(nn.Module):
             x = block(x)
         logits = self.head(x)
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+
+
+def make(batch_size: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """`Small` as a module factory."""
+    return Small(), {"words": torch.randint(0, 1003, (batch_size, 32))}
+
+
+def compiled(sharding: str, ranks: int = 2) -> Workload:
+    """One step of `Small` under torch.compile on one of `ranks`, as an answer is made of it."""
+    asked = Spec.load({"model": {"module": f"{__file__}:make"}, "hardware": {"gpu": "h200-sxm", "count": ranks}})
+    strategy = Strategy(precision="fp32", sharding=sharding, compile=True, max_grad_norm=None, micro_batch=1)
+    return trace(asked.model, asked.data, TraceKnobs.of(strategy, (9, 0), HardwareChoice("h200-sxm", ranks)), 1)
 
 
 def traced(mesh: Mesh | None = None, precision: str = "fp32", tokens: int = 32, **sizes: int) -> Workload:

@@ -15,12 +15,13 @@ from planner.cache import TraceKnobs, Workloads
 from planner.call import Call, TensorSpec
 from planner.evaluate import not_possible
 from planner.machine import resolve
+from planner.memory import Scratch, replay
 from planner.operators import describe
 from planner.passes import fp8
 from planner.spec import Spec
 from planner.strategy import HardwareChoice, Strategy
 from planner.trace import trace
-from planner.workload import ALLOCATE, CALL, COMPILED, Workload
+from planner.workload import ALLOCATE, BY_PROGRAM, CALL, COMPILED, Workload
 
 HIDDEN, INNER, BATCH, LENGTH, VOCABULARY = 64, 256, 2, 128, 512
 TINY: dict[str, Any] = {
@@ -130,12 +131,6 @@ def test_an_answer_names_the_graphs_and_the_time_to_compile() -> None:
     assert answer.strategy.compile
 
 
-def test_several_gpus_are_refused_with_the_reason() -> None:
-    asked = Strategy(compile=True, micro_batch=1)
-    assert "several GPUs" in (not_possible(asked, resolve(HardwareChoice("h200-sxm", 2))) or "")
-    assert not_possible(asked, resolve(HardwareChoice("h200-sxm", 1))) is None
-
-
 def test_gpus_older_than_volta_are_refused_with_the_reason() -> None:
     machine = resolve(HardwareChoice("titan-rtx", 1))
     asked = Strategy(precision="fp16-mixed", compile=True, micro_batch=1)
@@ -183,3 +178,12 @@ def test_a_graph_that_cannot_be_lowered_is_an_error_not_smaller_graphs(monkeypat
     )
     with pytest.raises(RigplanError, match=r"cannot be compiled \(ValueError\): no such thing; use compile: false"):
         trace(asked.model, asked.data, knobs(compiled=True), BATCH)
+
+
+def test_an_evaluation_is_a_graph_of_its_own_that_keeps_nothing_for_a_backward(
+    compiled: Workload, eager: Workload
+) -> None:
+    events = compiled.segments["evaluation"]
+    assert ((events.codes == COMPILED) & (events.values == BY_PROGRAM)).sum() == 1
+    peaks = [replay(item, Scratch((), lambda call: ())).peaks["evaluation"] for item in (compiled, eager)]
+    assert peaks[0] <= peaks[1]

@@ -86,7 +86,7 @@ def test_no_number_of_gpus_is_faster_than_ideal(answers: dict[tuple[str, int], l
         ({"sharding": "hsdp"}, {"count": 9}, "9 GPUs do not divide over 2; use a multiple of 2, or fsdp"),
         ({"offload": "optimizer"}, {"count": 2}, "sharding none has no offload optimizer; zero1 or zero2 or zero3 has"),
         ({"sharding": "zero1", "optimizer": "adafactor"}, {"count": 2}, "or sgd or lion, or zero1: deepspeed"),
-        ({"compile": True}, {"count": 2}, "use compile: false, or hardware.count: 1"),
+        ({"compile": True, "sharding": "zero3"}, {"count": 2}, "use sharding: fsdp, whose blocks stay whole"),
         ({"global_batch": 7}, {"count": 2}, "4 or 8 would"),
         ({"sharding": "fsdp", "precision": "fp16"}, {"count": 2}, "use fp16-mixed"),
     ],

@@ -19,7 +19,7 @@ from planner.passes.partition import state_bytes
 from planner.spec import Spec
 from planner.trace import trace
 from planner.workload import Workload
-from tests.planner.sharded_model import ADAPTED, TINY, traced
+from tests.planner.sharded_model import ADAPTED, TINY, compiled, traced
 
 HERE = Path(__file__).parent
 
@@ -69,6 +69,8 @@ WAYS = {
     "fsdp": lambda: traced(Mesh("fsdp", 2)),
     "tensor": lambda: traced(Mesh("none", tensor=2)),
     "fsdp-grad-op": lambda: traced(Mesh("fsdp-grad-op", 2)),
+    "none compiled": lambda: ddp.apply(compiled("none"), 2),
+    "fsdp compiled": lambda: compiled("fsdp"),
 }
 
 
