@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class Block(nn.Module):
 
 
 class Megatron(nn.Module):
-    tp_plan = {
+    tp_plan: ClassVar = {
         "tokens": "embedding_rowwise",
         **{f"blocks.*.{name}": "colwise" for name in ("query", "key", "value", "up")},
         **{f"blocks.*.{name}": "rowwise" for name in ("out", "down")},

@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli import calibrate
-from calibrate.llm_tables import Compared, Run, compare, read, report, runs, scaling
-from calibrate.models import mpt
+from calibrate.llm_sources import Run, runs
+from calibrate.llm_tables import Compared, compare, read, report, scaling
 from catalog.errors import RigplanError
+from tests.calibrate.test_llm_sources import FOUNDRY
 
 KEPT = Path(__file__).parents[1] / "measured" / "llm_tables.jsonl"
 # Median error of the step time by GPU, and the most that speed kept over GPU counts may be off. They may only go down.
@@ -20,47 +21,9 @@ KEPT = Path(__file__).parents[1] / "measured" / "llm_tables.jsonl"
 BOUNDS = {"a100-sxm4-40gb": 0.125, "a100-sxm4-80gb": 0.125, "h100-sxm5-80gb": 0.32}
 ALL, SCALING = 0.13, 0.10
 
-ROW = {
-    "source": "mosaicml/llm-foundry MPT training benchmarks", "source_where": "README", "arch_family": "mpt",
-    "gpu": "A100-SXM4-40GB", "n_gpus": "64", "n_layers": "12", "d_model": "768", "n_heads": "12", "seq_len": "2048",
-    "precision": "bf16", "zero_or_fsdp": "fsdp", "act_ckpt": "none", "tp": "1", "pp": "1", "cp": "1",
-    "micro_batch": "26", "grad_accum": "1", "tokens_per_s_per_gpu": "125234",
-}  # fmt: skip
-
-
-def test_a_row_that_says_enough_becomes_a_spec() -> None:
-    (run,) = runs([ROW])
-    assert isinstance(run, Run)
-    assert run.spec["model"] == {"module": "calibrate.models.mpt:mpt_12_768_12_2048"}
-    assert run.spec["hardware"] == {"gpu": "a100-sxm4-40gb", "count": 64, "node": "dgx-a100-40gb"}
-    assert run.tokens_per_second_per_gpu == 125234
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"source": "NVIDIA NeMo"}, "no adapter"),
-        ({"gpu": "TPU v4"}, "no such GPU or model"),
-        ({"precision": "fp8"}, "precision fp8"),
-        ({"tp": "8"}, "not data parallel alone"),
-    ],
-)
-def test_a_row_that_does_not_is_left_out_with_the_reason(change: dict[str, str], reason: str) -> None:
-    (found,) = runs([{**ROW, **change}])
-    assert isinstance(found, str)
-    assert found.startswith(reason)
-
-
-def test_the_model_has_the_parameters_that_the_table_says() -> None:
-    module, inputs = mpt.mpt_12_768_12_2048(2)
-    assert sum(parameter.numel() for parameter in module.parameters()) == 125_311_488  # the row's own count
-    assert inputs["tokens"].shape == (2, 2048)
-    with pytest.raises(AttributeError):
-        mpt.mpt_12  # noqa: B018
-
 
 def run_of(count: int, tokens: float) -> Run:
-    (run,) = runs([{**ROW, "n_gpus": str(count), "tokens_per_s_per_gpu": str(tokens)}])
+    (run,) = runs([{**FOUNDRY, "n_gpus": str(count), "tokens_per_s_per_gpu": str(tokens)}])
     assert isinstance(run, Run)
     return run
 
@@ -90,7 +53,7 @@ def test_a_table_of_something_else_is_refused_in_one_line(tmp_path: Path) -> Non
     table.write_text("source,usd\nmosaicml/llm-foundry,2\n")
     done = CliRunner().invoke(calibrate, ["tables", str(table)])
     assert done.exit_code == 2
-    assert "found no column source_where, gpu, n_gpus" in done.output
+    assert "found no column source_where, model, arch_family" in done.output
 
 
 @pytest.mark.slow
