@@ -18,8 +18,8 @@ from tests.calibrate.test_llm_sources import FOUNDRY
 
 KEPT = Path(__file__).parents[1] / "measured" / "llm_tables.jsonl"
 # Median error of the step time by source and GPU, and the most that speed kept over GPU counts may be off: they may
-# only go down. llm-foundry's runs are of 2023 (torch 1.13 and, on H100, 2.0.1), when libraries were slower; Megatron-LM cuts
-# its loss by words and hides a third of its all-reduces, which torch's own tensor parallel does not.
+# only go down. llm-foundry's runs are of 2023 (torch 1.13 and, on H100, 2.0.1), when libraries were slower;
+# Megatron-LM cuts its loss by words and hides a third of its all-reduces, which torch's own tensor parallel does not.
 BOUNDS = {
     ("mosaicml/llm-foundry", "a100-sxm4-40gb"): 0.085,
     ("mosaicml/llm-foundry", "a100-sxm4-80gb"): 0.055,
