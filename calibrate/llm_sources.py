@@ -8,7 +8,6 @@ is never guessed.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from catalog import store
 COLUMNS = (
     "source", "source_where", "model", "arch_family", "n_layers", "d_model", "n_heads", "vocab", "seq_len", "gpu",
     "n_gpus", "precision", "zero_or_fsdp", "act_ckpt", "tp", "pp", "cp", "micro_batch", "global_batch_seqs",
-    "grad_accum", "compile", "interconnect", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "notes",
+    "grad_accum", "compile", "tokens_per_s_per_gpu", "tflops_per_gpu", "notes",
 )  # fmt: skip
 SHARDINGS = {"fsdp": "fsdp", "fsdp2": "fsdp", "hsdp": "hsdp", "zero1": "zero1", "zero3": "zero3", "none": "none"}
 CHECKPOINTING = {"none": "none", "full": "full"}
@@ -171,37 +170,6 @@ def _torchtitan(row: Row) -> Parts:
     }
 
 
-FMS_MODELS = {"Llama-2-7B": "llama-2-7b", "Llama-2-70B": "llama-2-70b"}
-FMS_NODES = {"NVLink; 400 Gbps": "p4de.24xlarge"}  # 4 x 100 Gb/s a node
-ALL_BLOCKS = 1.0 / 3.0  # of a step's FLOP, when all of the forward is computed again
-
-
-def _fms(row: Row) -> Parts:
-    """IBM's and Meta's fms-fsdp: FSDP, flash attention by sdpa, some blocks checkpointed: as many as HFU over MFU."""
-    if row["interconnect"] not in FMS_NODES:
-        raise Skipped(f"no node in the catalog with this link: {row['interconnect'] or 'not stated'}")
-    again = _again(row)
-    if 0.01 < again < 0.95 * ALL_BLOCKS:
-        raise Skipped("a part of the blocks is checkpointed, which is no knob")
-    return {
-        "model": {"name": _known(row, "model", FMS_MODELS), "attention": "flash_attention_2"},
-        "training": {
-            "precision": _known(row, "precision", {"bf16": "bf16-mixed"}),
-            "checkpointing": "full" if again > 0.01 else "none",
-            "compile": _known(row, "compile", COMPILED),
-        },
-        "node": FMS_NODES[row["interconnect"]],
-    }
-
-
-def _again(row: Row) -> float:
-    """FLOP computed again, as a share of the model's."""
-    hfu = re.search(r"HFU=([\d.]+)", row["notes"])
-    if hfu is None:
-        raise Skipped("how many blocks are checkpointed is not stated")
-    return float(hfu.group(1)) / float(_stated(row, "mfu")) - 1.0
-
-
 def _megatron(row: Row) -> Parts:
     """Megatron-LM: fp16 with fp32 copies, fused Adam, clipped to 1; attention written out, dropout."""
     if "selective" in row["act_ckpt"] or "sequence parallel" in row["notes"]:
@@ -253,7 +221,6 @@ ADAPTERS: dict[str, Callable[[Row], Parts]] = {
     "mosaicml/llm-foundry": _foundry,
     "torchtitan benchmarks": _torchtitan,
     "torchtitan docs/performance.md": _torchtitan,
-    "IBM/Meta fms-fsdp": _fms,
     "LiBai vs Megatron-LM": _libai,
     "Megatron-LM on V100": _dlperf,
     "Megatron activation-recomputation": _megatron,
@@ -261,6 +228,7 @@ ADAPTERS: dict[str, Callable[[Row], Parts]] = {
 }
 UNUSED = {
     "NVIDIA NeMo": "checkpointing and the sharding of the optimizer not stated, kernels of its own",
+    "IBM/Meta fms-fsdp": "gradients are reduced in bf16, for which there is no knob",
     "NVIDIA Megatron-Bridge": "precision and checkpointing not stated",
     "NVIDIA DGX Cloud": "JAX, or checkpointing or batch not stated",
     "BigScience BLOOM": "pipeline parallel",
