@@ -1,10 +1,7 @@
 """Published multi-GPU training of language models, told as specs and compared: error by source, GPU and GPU count.
 
-    rigplan calibrate tables llm_training_tables.csv             # rows that say enough, as JSON lines
-    rigplan calibrate tables tests/measured/llm_tables.jsonl     # predictions beside them
-
-A row becomes a spec when it is data parallel (FSDP, ZeRO or DDP) and states model, batch, precision, sharding and
-checkpointing. What is stated nowhere is never guessed: such a row is left out with its reason.
+rigplan calibrate tables llm_training_tables.csv             # rows that say enough, as JSON lines
+rigplan calibrate tables tests/measured/llm_tables.jsonl     # predictions beside them
 """
 
 from __future__ import annotations
@@ -12,93 +9,18 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 
+from calibrate.llm_sources import COLUMNS, Run, runs
 from catalog.errors import RigplanError
 from planner.evaluate import Progress
 
-Row = Mapping[str, str]
-
 WORST = 8  # runs that a report names
-FOUNDRY = "mosaicml/llm-foundry"
-GPUS = {"A100-SXM4-40GB": "a100-sxm4-40gb", "A100-SXM4-80GB": "a100-sxm4-80gb", "H100-SXM5-80GB": "h100-sxm5-80gb"}
-# What a GPU of a source is joined by, where the table says it: 1600 Gb/s a node between A100 of 40 GB.
-NODES = {"a100-sxm4-40gb": "dgx-a100-40gb"}
-SHARDINGS = {"fsdp": "fsdp", "none": "none"}
-COLUMNS = (
-    "source", "source_where", "gpu", "n_gpus", "arch_family", "n_layers", "d_model", "n_heads", "seq_len", "precision",
-    "zero_or_fsdp", "act_ckpt", "tp", "pp", "cp", "micro_batch", "grad_accum", "tokens_per_s_per_gpu",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One published run: what it is called, its spec, and tokens a second of each GPU."""
-
-    source: str
-    where: str
-    spec: dict[str, Any]
-    tokens_per_second_per_gpu: float
-
-    @property
-    def gpu(self) -> str:
-        return str(self.spec["hardware"]["gpu"])
-
-    @property
-    def count(self) -> int:
-        return int(self.spec["hardware"]["count"])
-
-    @property
-    def scaled(self) -> str:
-        """What is the same in runs that differ in GPU count alone."""
-        training = {key: value for key, value in self.spec["training"].items() if key != "accumulation"}
-        return json.dumps([self.source, self.gpu, self.spec["model"], training], sort_keys=True)
-
-
-def runs(rows: Iterable[Row]) -> Iterator[Run | str]:
-    """A run of each row, or why there is none."""
-    for row in rows:
-        yield (
-            _foundry(row)
-            if row["source"].startswith(FOUNDRY)
-            else "no adapter: the stack is not torch's own, or untold"
-        )
-
-
-def _foundry(row: Row) -> Run | str:
-    """llm-foundry: Composer with FSDP, bf16 autocast, fused attention; every knob is in the table."""
-    gpu = GPUS.get(row["gpu"])
-    if gpu is None or row["arch_family"] != "mpt":
-        return "no such GPU or model in the adapter"
-    if row["precision"] != "bf16" or row["zero_or_fsdp"] not in SHARDINGS or row["act_ckpt"] not in ("none", "full"):
-        return f"precision {row['precision']}, sharding {row['zero_or_fsdp']} or checkpointing {row['act_ckpt']}"
-    if (row["tp"], row["pp"], row["cp"]) != ("1", "1", "1"):
-        return "not data parallel alone"
-    length = int(row["seq_len"])
-    name = f"mpt_{row['n_layers']}_{row['d_model']}_{row['n_heads']}_{length}"
-    hardware: dict[str, Any] = {"gpu": gpu, "count": int(row["n_gpus"])}
-    if gpu in NODES:
-        hardware["node"] = NODES[gpu]
-    spec = {
-        "model": {"module": f"calibrate.models.mpt:{name}"},
-        "data": {"sequence_length": length},
-        "training": {
-            "precision": "bf16-mixed",
-            "optimizer_implementation": "for-loop",  # Composer's DecoupledAdamW steps parameter by parameter
-            "micro_batch": int(row["micro_batch"]),
-            "accumulation": int(row["grad_accum"]),
-            "sharding": SHARDINGS[row["zero_or_fsdp"]],
-            "checkpointing": row["act_ckpt"],
-        },
-        "hardware": hardware,
-    }
-    return Run(FOUNDRY, row["source_where"], spec, float(row["tokens_per_s_per_gpu"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +75,7 @@ def scaling(compared: Iterable[Compared]) -> list[tuple[str, int, int, float, fl
         few, many = by_count[min(by_count)], by_count[max(by_count)]
         if few is not many and few.predicted and many.predicted:
             measured = many.run.tokens_per_second_per_gpu / few.run.tokens_per_second_per_gpu
-            what = f"{many.run.spec['model']['module'].rpartition(':')[2]} on {many.run.gpu}"
+            what = f"{many.run.model} on {many.run.gpu}"
             found.append((what, few.run.count, many.run.count, measured, many.predicted / few.predicted))
     return found
 
@@ -186,9 +108,9 @@ _GROUPED: dict[str, Callable[[Compared], object]] = {
 
 
 def _called(run: Run) -> str:
-    training, name = run.spec["training"], run.spec["model"]["module"].rpartition(":")[2]
+    training = run.spec["training"]
     batch = f"micro-batch {training['micro_batch']} x {training['accumulation']}"
-    return f"{run.count} x {run.gpu}, {name}, {batch}, {training['checkpointing']} checkpointing"
+    return f"{run.count} x {run.gpu}, {run.model}, {batch}, {training['checkpointing']} checkpointing"
 
 
 def read(path: Path) -> list[Run]:

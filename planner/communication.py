@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -97,9 +98,16 @@ def call_seconds(workload: Workload, strategy: Strategy, machine: Machine) -> np
 
 
 def sm_share(machine: Machine) -> float:
-    """The part of a GPU's multiprocessors that NCCL's kernels take while they run."""
+    """The part of a GPU's work that is lost while NCCL's kernels run beside it."""
     table = overheads()["collective_sm_share"]
     return float(table.get(machine.node.intra.kind, table["default"]))
+
+
+def waiting_share(machine: Machine) -> float:
+    """How much longer than a GPU of the middle the slowest of the machine takes, as a share of its work: the largest of
+    as many normal numbers is expected there (Blom 1958)."""
+    count = machine.choice.count
+    return float(overheads()["gpu_spread"]["value"]) * NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def host_seconds(call: Call, strategy: Strategy, machine: Machine) -> float:

@@ -18,7 +18,7 @@ from planner.answer import Estimate, HardwareUsed, StrategyUsed
 from planner.answers import memory_answer, run_answer, step_answer, throughput_answer
 from planner.cache import TraceKnobs, Workloads
 from planner.call import Call
-from planner.communication import call_seconds, host_step_range, sm_share
+from planner.communication import call_seconds, host_step_range, sm_share, waiting_share
 from planner.fit import fit
 from planner.machine import Machine
 from planner.passes.table import ALIKE_ON_ALL_RANKS, after_trace
@@ -107,7 +107,14 @@ def time_of(workload: Workload, strategy: Strategy, machine: Machine, batches: B
     """The step of one rank's workload."""
     pricing = machine.pricing(tf32=strategy.precision == "tf32")
     transfer = call_seconds(workload, strategy, machine)
-    return step_time(workload, pricing, accumulation=batches.accumulation, transfer=transfer, sm_share=sm_share)
+    return step_time(
+        workload,
+        pricing,
+        accumulation=batches.accumulation,
+        transfer=transfer,
+        sm_share=sm_share,
+        waiting_share=waiting_share(machine),
+    )
 
 
 def settled(strategy: Strategy, batches: BatchPlan) -> Strategy:

@@ -10,7 +10,7 @@ from catalog.units import gib, seconds
 from planner import machine as machines
 from planner.answer import Estimate
 from planner.cache import ANCHORS, TraceKnobs, Workloads
-from planner.communication import call_seconds, sm_share
+from planner.communication import call_seconds, sm_share, waiting_share
 from planner.evaluate import Progress, evaluate, knobs_of, not_possible, of_rank
 from planner.fit import Fit, fit
 from planner.machine import Machine
@@ -154,7 +154,12 @@ class Outcomes:
 
         def step_s(rounds: int) -> float:
             return step_time(
-                workload, pricing, accumulation=rounds, transfer=transfer, sm_share=sm_share(machine)
+                workload,
+                pricing,
+                accumulation=rounds,
+                transfer=transfer,
+                sm_share=sm_share(machine),
+                waiting_share=waiting_share(machine),
             ).seconds
 
         if batches.accumulation <= SOME:

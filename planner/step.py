@@ -37,6 +37,8 @@ SUSTAINED = {
 }
 DENSE_KINDS = ("matmul", "grouped_matmul", "attention")
 WALKED = 4  # micro-steps worked out one by one; from then on each is like the one before
+SKIPPED = ("host", "device", "exposed", "slowed")  # what goes on meanwhile
+_Clocks = tuple[dict[str, float], dict[str, float]]  # of the queues, and of the phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,13 @@ class StepTime:
     words: frozenset[str]
     unmodelled: tuple[str, ...]
     host_step_seconds: float = 0.0  # of the optimizer on the host, where it is offloaded
+    slowed_seconds: float = 0.0  # that the device's work takes longer beside collectives
 
     @property
     def host_bound_share(self) -> float:
         """Share of the step in which the device waits for the host."""
-        return max(0.0, 1.0 - (self.device_seconds + self.exposed_communication_seconds) / self.seconds)
+        busy = self.device_seconds + self.slowed_seconds + self.exposed_communication_seconds
+        return max(0.0, 1.0 - busy / self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,11 @@ def step_time(
     accumulation: int = 1,
     transfer: Seconds | None = None,
     sm_share: float = 0.0,
+    waiting_share: float = 0.0,
 ) -> StepTime:
-    """One step of `accumulation` micro-steps and an optimizer step; `transfer` is each call's seconds on the link, and
-    `sm_share` the part of the device that collectives take from the kernels beside them."""
+    """One step of `accumulation` micro-steps and an optimizer step; `transfer` is each call's seconds on the link,
+    `sm_share` the part of the device that collectives take from the kernels beside them, and `waiting_share` how much
+    longer the slowest rank computes, for which the collectives of the others wait."""
     costs = priced(workload, pricing)
     factor = pricing.profile.factor
     host = {name: factor(key) for name, key in (HOST_PHASES | HOST_COMPILED).items()}
@@ -99,25 +105,26 @@ def step_time(
     link = np.zeros(len(workload.calls)) if transfer is None else transfer
     role, lane = roles(workload), lanes(workload)
     final = workload.segments.get(LAST, micro)
-    before = (0.0, 0.0, dict(parts))
+    before: _Clocks = (dict.fromkeys(SKIPPED, 0.0), dict(parts))
     walked = min(accumulation, WALKED)
     for turn in range(walked):
         if turn == walked - 1 and accumulation > walked:
             _skip(queues, parts, before, accumulation - walked)
-        before = (queues.host, queues.device, dict(parts))
+        before = ({name: getattr(queues, name) for name in SKIPPED}, dict(parts))
         queues.run(final if turn == walked - 1 else micro, costs.device, host, parts, link, role, lane, more)
     queues.run(update, costs.device, host, parts, link, role, lane, more, first=bookkeeping)
-    total = max(queues.device, queues.host, queues.link) + factor("host_synchronize_s")
     counts = _counts(workload, micro) * (accumulation - 1) + _counts(workload, final) + _counts(workload, update)
     floor = float(costs.floor @ counts)
+    waiting = waiting_share * float(costs.device @ counts)
+    total = max(queues.device, queues.host, queues.link) + waiting + factor("host_synchronize_s")
     sent = np.where(lane == HOST_LANE, 0.0, link)
     return StepTime(
         seconds=max(total, floor),
         forward_seconds=parts["forward"],
         backward_seconds=parts["backward"],
         optimizer_seconds=parts["optimizer"],
-        communication_seconds=float(sent @ counts),
-        exposed_communication_seconds=min(queues.exposed, float(sent @ counts)),
+        communication_seconds=float(sent @ counts) + waiting,
+        exposed_communication_seconds=min(queues.exposed, float(sent @ counts)) + waiting,
         host_seconds=queues.host,
         device_seconds=float(costs.device @ counts),
         floor_seconds=floor,
@@ -126,6 +133,7 @@ def step_time(
         words=frozenset(word for word, count in zip(costs.words, counts, strict=True) if word and count),
         unmodelled=_unmodelled(costs),
         host_step_seconds=float((link - sent) @ counts),
+        slowed_seconds=queues.slowed,
     )
 
 
@@ -140,11 +148,11 @@ def _counts(workload: Workload, events: Events) -> npt.NDArray[np.int64]:
     return np.bincount(events.values[events.codes == CALL], minlength=len(workload.calls))
 
 
-def _skip(queues: _Queues, parts: dict[str, float], before: tuple[float, float, dict[str, float]], turns: int) -> None:
+def _skip(queues: _Queues, parts: dict[str, float], before: _Clocks, turns: int) -> None:
     """Move on by `turns` micro-steps like the last one, whose start was `before`."""
-    host, device, then = before
-    queues.host += turns * (queues.host - host)
-    queues.device += turns * (queues.device - device)
+    clocks, then = before
+    for name, start in clocks.items():
+        setattr(queues, name, getattr(queues, name) + turns * (getattr(queues, name) - start))
     for phase, start in then.items():
         parts[phase] += turns * (parts[phase] - start)
 
@@ -209,7 +217,7 @@ class _Queues:
     def __init__(self, sm_share: float) -> None:
         self.sm_share = sm_share
         self.host = self.device = self.link = 0.0
-        self.exposed = 0.0
+        self.exposed = self.slowed = 0.0
 
     def run(
         self,
@@ -255,6 +263,7 @@ class _Queues:
         self.host = float(issued[-1])
         self.device, self.link = there.device, there.link
         self.exposed += there.exposed_seconds
+        self.slowed += there.slowed_seconds
 
 
 _KNOWN_OPERATORS: dict[tuple[int, bool], tuple[Workload, tuple[Operator, ...]]] = {}

@@ -55,7 +55,7 @@ def apply(workload: Workload, ranks: int, stage: int) -> Workload:
 
 def whole(workload: Workload) -> Workload:
     """One rank that keeps fp32 copies of its low-precision weights with the states, and steps them flat."""
-    elements = workload.trainable_count
+    elements = sum(workload.elements_here(parameter) for parameter in workload.parameters if parameter.trainable)
     grown, load = ddp.born_at_load(
         workload, [elements * 4, state_bytes(workload) * (4 // item_bytes(workload))], "optimizer"
     )

@@ -32,6 +32,8 @@ COLLECTIVES = {
 }
 # Whose advice on how to lay meshes out is for the author of a training script.
 ADVICE = "torch.distributed.tensor._redistribute"
+# DTensor asks for what a collective brings; its result has a storage of its own under fake tensors.
+WAITED = "_c10d_functional.wait_tensor"
 SILENT = ("profiler", "c10d", "_c10d_functional")
 
 
@@ -119,6 +121,8 @@ class ShardedRecorder(Recorder):
             return
         if name in COLLECTIVES:
             self._collective(name, args, tensors, result)
+        elif name == WAITED:
+            self._wait_for_inputs(name, func, tensors)
         elif func.namespace not in SILENT:
             self._wait_for_inputs(name, func, tensors)
             super()._record(func, args, kwargs, tensors, result)

@@ -22,14 +22,15 @@ RUNS = [
 BOUNDS = {"vit-large ddp": (0.05, 0.5), "vit-large fsdp": (0.05, 0.05), "llama-1.2b-tied fsdp": (0.01, 0.01)}
 
 # Share of the fastest of nine steps: hosts differ by a quarter from machine to machine.
-DEVICE_BOUND, HOST_BOUND, LITTLE = 0.03, 0.25, 0.1
+DEVICE_BOUND, HOST_BOUND, LITTLE = 0.05, 0.25, 0.1
 
 
 @pytest.mark.parametrize(
     "run",
     [pytest.param(run, id=run["name"], marks=[] if run["name"] in BOUNDS else [pytest.mark.slow]) for run in RUNS],
 )
-def test_peaks_and_seconds_of_one_rank_of_several(run: dict[str, Any]) -> None:
+def test_peaks_and_seconds_of_one_rank_of_several(run: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.evaluate.sm_share", lambda machine: 0.0)  # without links nothing runs beside
     answer = estimate(run["spec"])
     found = answer.memory
     allocated, reserved = BOUNDS.get(run["name"], (0.02, 0.02))

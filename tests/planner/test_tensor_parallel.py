@@ -7,10 +7,10 @@ import torch
 
 from catalog.errors import RigplanError
 from planner.cache import TraceKnobs
-from planner.collectives import Mesh, traffic
+from planner.collectives import WAIT, Mesh, traffic
 from planner.operators import describe
 from planner.optimizers import alike
-from planner.passes import ddp
+from planner.passes import ddp, zero
 from planner.shard_family import ShardFamily
 from planner.spec import Spec
 from planner.trace import trace
@@ -110,3 +110,17 @@ def test_a_model_is_traced_by_its_own_plan_under_autocast() -> None:
     assert found.count(("all_reduce", "tensor", tokens * width * 2)) == 4
     assert found.count(("all_reduce", "tensor", 24 * 4)) == 4
     assert ("all_gather", "tensor", tokens * 2 * -(-words // 2) * 2) in found  # logits
+
+
+def test_a_layer_waits_for_what_the_ranks_add_up() -> None:
+    events = traced(Mesh("none", tensor=2)).segments["micro_step"]
+    sent = len(traffic(traced(Mesh("none", tensor=2)), "micro_step"))
+    assert sent > 0
+    assert (events.codes == WAIT).sum() == sent  # each before the next, as a layer's output is the next one's input
+
+
+def test_fp32_copies_of_fp16_weights_are_of_the_part_that_lies_here() -> None:
+    cut_in_two = traced(Mesh("none", tensor=2), "bf16")
+    kept = zero.whole(cut_in_two)
+    stepped = [spec.elements for index in kept.calls_in("optimizer") for spec in kept.calls[index].tensors]
+    assert max(stepped) == cut_in_two.bytes_of("weights") // 2  # elements of two bytes
