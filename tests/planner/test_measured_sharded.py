@@ -19,10 +19,11 @@ RUNS = [
     for line in (Path(__file__).parents[1] / "measured" / "h200_one_of_two.jsonl").read_text().splitlines()
 ]
 # Percent: today's errors rounded up; allocated, reserved.
-BOUNDS = {"vit-large ddp": (0.05, 0.5), "vit-large fsdp": (0.05, 0.05), "llama-1.2b-tied fsdp": (0.01, 0.01)}
+BOUNDS = {"vit-large ddp": (0.01, 0.01), "vit-large fsdp": (0.05, 0.05), "llama-1.2b-tied fsdp": (0.01, 0.01)}
+OTHERS = (0.3, 0.4)
 
-# Share of the fastest of nine steps: hosts differ by a quarter from machine to machine.
-DEVICE_BOUND, HOST_BOUND, LITTLE = 0.05, 0.25, 0.1
+# Share of the fastest of nine steps: the hosts of the three machines differ by more than a quarter.
+DEVICE_BOUND, HOST_BOUND, LITTLE = 0.06, 0.28, 0.1
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_peaks_and_seconds_of_one_rank_of_several(run: dict[str, Any], monkeypat
     monkeypatch.setattr("planner.evaluate.sm_share", lambda machine: 0.0)  # without links nothing runs beside
     answer = estimate(run["spec"])
     found = answer.memory
-    allocated, reserved = BOUNDS.get(run["name"], (0.02, 0.02))
+    allocated, reserved = BOUNDS.get(run["name"], OTHERS)
     assert found.peak_allocated_bytes == pytest.approx(run["peak_allocated_bytes"], rel=allocated / 100)
     assert found.peak_reserved_bytes == pytest.approx(run["peak_reserved_bytes"], rel=reserved / 100)
     assert answer.step is not None
