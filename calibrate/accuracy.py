@@ -99,8 +99,8 @@ def page(items: Sequence[Prediction]) -> str:
         "Written by `python -m calibrate.accuracy`; do not edit. Errors are of seconds a step, as shares of what was",
         "measured. No prediction was fitted to the run that it is held against: published runs are priced like any",
         "user's question from timings of single operators, the H200's own runs with their models left out of its",
-        "profile. One choice was made with these runs in view: timings of 2017, DeepBench's fp16 convolutions on V100 and",
-        "T4, are left out, for six Volta and Turing cards trained ResNet-50 a quarter slower than those tell.",
+        "profile. One choice was made with these runs in view: timings of 2017, DeepBench's fp16 convolutions on V100",
+        "and T4, are left out, for six Volta and Turing cards trained ResNet-50 a quarter slower than those tell.",
         "`real / rule` is the median of measured over predicted: how many times too optimistic a rule is.",
         "",
     ]
