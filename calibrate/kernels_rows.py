@@ -143,7 +143,7 @@ def scan() -> Iterator[Call]:
     for dtype, rows, length in itertools.product(("i64", "f32", "bf16"), (1, 8, 64, 512, 4096, 65536), LENGTHS):
         if rows * length <= MOST_SCANNED:
             yield make("cumsum.default", tensor(dtype, rows, length), 1)
-    for dtype, rows, length in itertools.product(("f32", "bf16", "i64"), BETWEEN_ROWS, BETWEEN_LENGTHS):
+    for dtype, rows, length in itertools.product(("f32", "bf16"), BETWEEN_ROWS, BETWEEN_LENGTHS):
         if rows * length <= MOST_SCANNED:
             yield make("cumsum.default", tensor(dtype, rows, length), 1)
     for rows, length in itertools.product((1, 8, 32), (128, 512, 2048, 8192)):  # positions from a mask

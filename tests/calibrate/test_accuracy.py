@@ -22,13 +22,16 @@ MINE = [item for item in KEPT if not item.rules]
 # Mean and worst error of a step in percent, by source and family; lower them when predictions get better. Languini
 # counts 27 rows and torchtune four since they can all be traced; their bounds were of 23 and of two.
 BOUNDS: dict[tuple[str, str], tuple[float, float]] = {
-    ("GPT-2 124M cross-GPU rental", ""): (9.5, 37.5),
-    ("Languini Kitchen", ""): (23.0, 34.0),
-    ("sitar-lab/NeuSight", ""): (8.6, 19.7),
-    ("Lambda deeplearning-benchmark", "bert-base"): (13.1, 40.0),
-    ("Lambda deeplearning-benchmark", "bert-large"): (13.2, 48.6),
-    ("Lambda deeplearning-benchmark", "resnet50"): (9.0, 33.5),
-    ("timm training benchmark", ""): (5.0, 14.3),
+    ("GPT-2 124M cross-GPU rental", ""): (9.1, 35.0),
+    ("Languini Kitchen", ""): (22.7, 33.7),
+    ("sitar-lab/NeuSight", ""): (
+        8.7,
+        19.7,
+    ),  # 8.6 before GDDR6 with ECC was seen to stream less: A10 9.5 to 2.9
+    ("Lambda deeplearning-benchmark", "bert-base"): (12.4, 34.8),
+    ("Lambda deeplearning-benchmark", "bert-large"): (11.9, 45.2),
+    ("Lambda deeplearning-benchmark", "resnet50"): (6.1, 33.4),
+    ("timm training benchmark", ""): (3.8, 12.6),
     ("torchtune README", ""): (3.0, 5.5),
 }
 
@@ -49,13 +52,13 @@ def test_errors_of_published_runs_stay_within_their_bounds(key: tuple[str, str])
 def test_the_median_prediction_is_neither_too_fast_nor_too_slow() -> None:
     found = score(OTHERS)
     assert found is not None
-    assert 0.95 <= found.ratio <= 1.10
+    assert 0.95 <= found.ratio <= 1.06
 
 
 def test_the_order_of_gpus_is_right() -> None:
     found = kendall(OTHERS)
     assert found is not None
-    assert found >= 0.90
+    assert found >= 0.93
 
 
 def test_ranges_of_the_h200_are_narrow_and_hold() -> None:

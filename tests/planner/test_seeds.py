@@ -73,3 +73,21 @@ def test_four_h100_beat_eight_a100_in_price_and_days(root: Path) -> None:
         days[key] = min(days.get(key, float("inf")), of(item).days)
     assert days["h100-sxm5-80gb", 4] < days["a100-sxm4-80gb", 8]
     assert days["rtx-3090", 8] < 100 < days["rtx-3090", 2]
+
+
+def test_a_translation_model_trains_as_much_faster_on_other_cards_as_was_measured() -> None:
+    # Lingvanex, 200 million parameters: an H100 1.7 to 2.1 times an A100, an RTX 3090 0.30 to 0.45 times
+    seconds = {}
+    for gpu in ("a100-sxm4-80gb", "h100-sxm5-80gb", "rtx-3090"):
+        found = planner.estimate(
+            {
+                "model": {"name": "marian-big"},
+                "data": {"sequence_length": 64, "target_length": 64},
+                "training": {"precision": "fp16-mixed", "micro_batch": 128},
+                "hardware": {"gpu": gpu},
+            }
+        )
+        assert found.step is not None
+        seconds[gpu] = found.step.seconds
+    assert 1.7 <= seconds["a100-sxm4-80gb"] / seconds["h100-sxm5-80gb"] <= 2.1
+    assert 0.30 <= seconds["a100-sxm4-80gb"] / seconds["rtx-3090"] <= 0.45
