@@ -191,6 +191,7 @@ def test_sizes_over_any_number_of_ranks_are_read_off_two_traces(shards: dict[int
     assert fused[0] == fused[1]
 
 
+@pytest.mark.slow
 def test_a_hybrid_mesh_and_kept_weights_compile_too(shards: dict[int, Workload]) -> None:
     kept = workload(TINY, 2, sharding="fsdp-grad-op")
     assert len(traffic(kept, "micro_step")) < len(traffic(shards[2], "micro_step"))
@@ -233,6 +234,7 @@ def test_a_module_without_blocks_is_refused_with_what_to_do(tmp_path: Any) -> No
 # -- ZeRO, the fused loss, and answers
 
 
+@pytest.mark.slow
 def test_stages_1_and_2_of_zero_step_one_graph() -> None:
     strategy = Strategy(compile=True, micro_batch=2, sharding="zero2")
     hardware = HardwareChoice("h200-sxm", 4)
@@ -243,7 +245,8 @@ def test_stages_1_and_2_of_zero_step_one_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharding", "config", "graphs"), [("none", SHALLOW, 1), ("fsdp", TINY, TINY["num_hidden_layers"])]
+    ("sharding", "config", "graphs"),
+    [pytest.param("none", SHALLOW, 1, marks=pytest.mark.slow), ("fsdp", TINY, TINY["num_hidden_layers"])],
 )
 def test_a_fused_loss_stays_eager_and_the_rest_is_compiled(sharding: str, config: dict[str, Any], graphs: int) -> None:
     fused = workload(config, 2, sharding=sharding, loss="fused-linear")
