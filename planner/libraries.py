@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
+from unittest import mock
 
 from catalog.errors import RigplanError
 
@@ -73,6 +74,14 @@ def collector_at_rest() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def no_device_threads() -> Iterator[None]:
+    """Without the guard that fake tensors put in the place of a GPU's where torch was built for one and finds none:
+    autograd would start a thread for it, and no worker could be forked after that. A trace has no tensor on a GPU."""
+    with mock.patch.object(import_module("torch._C"), "_ensureCUDADeviceGuardSet", create=True):
+        yield
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from catalog.errors import RigplanError
 from planner import model_inputs, models
 from planner.cache import TraceKnobs
-from planner.libraries import collector_at_rest, logs_off
+from planner.libraries import collector_at_rest, logs_off, no_device_threads
 from planner.model_factory import place
 from planner.optimizers import build_optimizer, clip_gradients
 from planner.recorder import DTYPES, Recorder
@@ -59,6 +59,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
         recorder = Recorder() if devices is None else ShardedRecorder(fsdp.group_names(devices))
         recorder.vocabulary = getattr(getattr(module, "config", None), "vocab_size", None) or -1
         recorder.answer = model_inputs.ANSWERS.get((built.family, built.task))
+        stack.enter_context(no_device_threads())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(cuda_semantics(knobs.capability, drop_masks=knobs.drop_masks))
         assumptions += stack.enter_context(fused_scan.applied(module, model.scan))
@@ -96,7 +97,7 @@ def trace(model: ModelSpec, data: DataSpec, knobs: TraceKnobs, micro_batch: int)
             why = next(iter(str(error).splitlines()), "")
             if knobs.mesh is not None and knobs.mesh.tensor > 1:
                 why += "; the model may not run under its tensor-parallel plan: use tensor_parallel: 1"
-            if "cuda" in why.lower():
+            if "cuda" in why.lower() or "nvidia" in why.lower():
                 why = (
                     "the model puts tensors on cuda, where a trace has no GPU; take the device of the inputs, x.device"
                 )

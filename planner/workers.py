@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from multiprocessing.pool import Pool
+from typing import Any
 
 from catalog.errors import RigplanError
 from planner import libraries
@@ -28,6 +30,7 @@ Job = tuple[Spec, tuple[Combination, ...], str, How]
 MOST_WORKERS = 4
 # Fewer combinations than these are done before a second process has started.
 WORTH_A_PROCESS = 4
+LONGEST_TRIAL_S = 10.0
 
 
 class Failure(str):
@@ -40,7 +43,7 @@ def work_out(
     """The outcome of every combination, in no promised order; `what` they are, for the progress."""
     groups = _groups(combinations, profile)
     workers = min(MOST_WORKERS, os.cpu_count() or 1, len(groups))
-    if workers < 2 or len(combinations) < WORTH_A_PROCESS:
+    if workers < 2 or len(combinations) < WORTH_A_PROCESS or not _forks_can_trace():
         worker = Outcomes(spec, profile, progress)
         for done, item in enumerate((item for group in groups for item in group), 1):
             yield item, _outcome(worker, item, how)
@@ -48,6 +51,31 @@ def work_out(
                 progress(f"{done} of {len(combinations)} {what} worked out")
         return
     yield from _in_parallel([(spec, group, profile, how) for group in groups], workers, progress, what)
+
+
+def _forks_can_trace() -> bool:
+    """Whether a forked process can go backward: not after autograd has started threads for a GPU in this one, as it
+    does where a process that sees a GPU has traced or trained before."""
+    if "torch" not in sys.modules:
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # as in `forked`
+        trial = multiprocessing.get_context("fork").Process(target=_backward)
+        trial.start()
+    trial.join(LONGEST_TRIAL_S)
+    if trial.exitcode is None:
+        trial.kill()
+    return trial.exitcode == 0
+
+
+def _backward() -> None:
+    """The smallest backward; leaves without a word either way."""
+    torch: Any = import_module("torch")
+    try:
+        torch.ones((), requires_grad=True).backward()
+    except RuntimeError:
+        os._exit(1)
+    os._exit(0)
 
 
 def _groups(combinations: Sequence[Combination], profile: str) -> list[tuple[Combination, ...]]:
